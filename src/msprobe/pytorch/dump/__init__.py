@@ -1,0 +1,1 @@
+"""The collector: intercept, decide, describe, write (see docs/architecture.md)."""

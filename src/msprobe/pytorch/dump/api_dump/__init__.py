@@ -1,0 +1,1 @@
+"""Interception of torch functions and Tensor methods."""

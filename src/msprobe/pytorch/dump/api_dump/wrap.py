@@ -1,0 +1,167 @@
+"""The wrapper that stands in for a torch function while a window is open (the hot path).
+
+A wrapper looks like what it replaces. It equals the original and has its hash, so dict lookups
+keyed by functions keep working; its type equals the original's type; its attributes, signature
+and pickled form are the original's. Only ``F.gelu is saved_gelu`` needs more: session re-binds
+the references it can reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from ..call import Call
+from ..gate import Gate
+from ..names import api_records
+from .collectives import Works, all_arguments
+from .ops import ApiSpec, find_owner, risk_of
+
+_is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
+_is_tracing: Any = torch._C._get_tracing_state
+
+
+class _StandIn(type):
+    """Type of wrapper classes: equal to the type of the functions that they stand in for."""
+
+    stands_for: type
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.stands_for
+
+    def __hash__(cls) -> int:
+        return hash(cls.stands_for)
+
+
+class Wrapper(metaclass=_StandIn):
+    """A callable that records the call while its gate is open, and else only makes it."""
+
+    stands_for: type = types.FunctionType
+
+    def __init__(self, original: Any, base: str, gate: Gate) -> None:
+        self.original = original
+        self.base = base
+        self.risk = "FOCUS"
+        self.ignore_input: Any = ()
+        self.ignore_output: Any = ()
+        self.writes_arguments = False  # collectives: the record's output is the arguments
+        self.works: Works | None = None  # collectives: who hears that they have finished
+        self._gate = gate
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            self.__dict__[name] = getattr(original, name, None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gate = self._gate
+        thread = gate.thread
+        if thread.inside or not gate.open or gate.focus or _is_compiling() or _is_tracing():
+            return self.original(*args, **kwargs)
+        return record_call(self, gate, args, kwargs)
+
+    def launch(self, kernel: Any, args: Any, kwargs: Any) -> Any:
+        """Record the launch of a Triton kernel; the kernel object itself is no argument."""
+        gate = self._gate
+        if gate.thread.inside or not gate.open or gate.focus:
+            return self.original(kernel, *args, **kwargs)
+        bound = _class_for(type(self.original))(
+            functools.partial(self.original, kernel), self.base, gate
+        )
+        bound.writes_arguments = True
+        return record_call(bound, gate, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["original"], name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.original
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __copy__(self) -> Any:
+        return self.original
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # A copy of a model must not hold a wrapper: nobody would take it out again.
+        return self.original
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.original, types.FunctionType):
+            return self.original.__qualname__
+        return self.original.__reduce_ex__(protocol)
+
+
+@functools.cache
+def _class_for(kind: type) -> type[Wrapper]:
+    return _StandIn("Wrapper", (Wrapper,), {"stands_for": kind})
+
+
+def wrap(original: Any, base: str, gate: Gate) -> Wrapper:
+    """A wrapper of ``original`` whose calls are recorded as ``<base>.<n>``."""
+    return _class_for(type(original))(original, base, gate)
+
+
+def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
+    """Make one call and record it. The user's exceptions pass; ours stay in the log."""
+    run, thread = gate.run, gate.thread
+    assert run is not None
+    forward, backward = api_records(wrapper.base, run.count(wrapper.base))
+    call = Call(run, wrapper.base, forward, backward, run.parent(thread))
+    call.spec = wrapper
+    thread.inside = True
+    try:
+        run.guard(forward, run.begin, call, args, kwargs)
+        try:
+            result = wrapper.original(*args, **kwargs)
+        except BaseException:
+            run.guard(forward, run.fail, call)
+            raise
+        if wrapper.works is None or not wrapper.works.take(call, result, args, kwargs):
+            shown = all_arguments(args, kwargs) if wrapper.writes_arguments else result
+            run.guard(forward, run.finish, call, shown)
+        return result
+    finally:
+        thread.inside = False
+
+
+def unwrapped(function: Any) -> Any:
+    """What ``function`` stands in for, itself if it is no wrapper."""
+    return function.original if is_wrapper(function) else function
+
+
+def is_wrapper(function: Any) -> bool:
+    """Whether ``function`` is one of ours (``isinstance`` would believe what it pretends)."""
+    return type(type(function)) is _StandIn
+
+
+def build_wrappers(specs: list[ApiSpec], gate: Gate, works: Works) -> list[tuple[Any, str, Wrapper]]:
+    """(owner, attribute, wrapper) of each spec; one function with two homes shares a wrapper."""
+    built: list[tuple[Any, str, Wrapper]] = []
+    shared: dict[tuple[str, int], Wrapper] = {}
+    for spec in specs:
+        owner = find_owner(spec.owner)
+        original = vars(owner).get(spec.attr, None) or getattr(owner, spec.attr)
+        base = f"{spec.prefix}.{spec.name}"
+        wrapper = shared.get((base, id(original)))
+        if wrapper is None:
+            wrapper = shared[base, id(original)] = wrap(original, base, gate)
+            wrapper.risk = risk_of(spec.prefix, spec.name)
+            wrapper.ignore_input = spec.ignore_input
+            wrapper.ignore_output = spec.ignore_output
+            if spec.prefix == "Distributed":
+                wrapper.writes_arguments = True
+                wrapper.works = works
+        built.append((owner, spec.attr, wrapper))
+    return built

@@ -1,0 +1,140 @@
+"""Compilers, tracers and tensor formatting work as if the tool were not there.
+
+They read functions and modules instead of calling them: what they must see is torch as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .gate import ThreadState
+from .patches import Patches
+
+_ENTRANCES = {
+    "torch": ("compile",),
+    "torch.jit": ("script", "trace", "trace_module"),
+    "torch.export": ("export",),
+}
+
+
+def prime_torch_caches() -> None:
+    """Fill the caches that torch builds from its own attributes, before any is replaced.
+
+    Unprimed they would keep our wrappers for ever (measured: ``with torch.device("meta")`` then
+    makes CPU tensors, also after the window).
+    """
+    from torch.utils import _device
+
+    constructors: Any = _device._device_constructors
+    constructors()
+    torch.overrides.get_overridable_functions()
+
+
+def silenced(function: Any, thread: ThreadState) -> Any:
+    """``function``, during which nothing is recorded in its thread."""
+
+    @functools.wraps(function)
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        with thread.silent():
+            return function(*args, **kwargs)
+
+    return silent
+
+
+class Compilers:
+    """Lifts the whole window around the compilers' entrances and compiled regions."""
+
+    def __init__(
+        self, thread: ThreadState, lift: Callable[[], None], put_back: Callable[[], None]
+    ) -> None:
+        self._thread = thread
+        self._lift_window = lift
+        self._put_window_back = put_back
+        self._patches = Patches()
+        self._frames = Patches()
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._regions = threading.local()
+
+    def install(self) -> None:
+        """Guard the compilers that are loaded. A second call adds what has come since."""
+        if not self._patches.is_installed():
+            for path, names in _ENTRANCES.items():
+                owner: Any = sys.modules.get(path)
+                for name in names:
+                    if hasattr(owner, name):
+                        self._patches.replace(owner, name, self._lifting(getattr(owner, name)))
+            tracer: Any = getattr(sys.modules.get("torch.fx"), "Tracer", None)
+            if tracer is not None:
+                self._patches.replace(tracer, "trace", self._lifting(tracer.trace))
+        self._guard_dynamo()
+
+    def restore(self) -> None:
+        """Take the guards out."""
+        self._patches.restore()
+        self._frames.restore()
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                self._lift_window()
+                self._patches.lift()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._patches.put_back()
+                self._put_window_back()
+
+    def _lifting(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def lifting(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            try:
+                with self._thread.silent():
+                    return function(*args, **kwargs)
+            finally:
+                self._leave()
+                self._guard_dynamo()  # torch.compile may have loaded it just now
+
+        return lifting
+
+    def _guard_dynamo(self) -> None:
+        """Lift the window while a compiled region runs.
+
+        Dynamo sets its frame callback at the entrance of a region and clears it at the exit. So
+        it neither traces our wrappers and hooks nor guards on them: no break, and a region that
+        was compiled inside a window is not compiled again outside.
+        """
+        if self._frames.is_installed():
+            return
+        frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+        if frames is None:
+            return
+        name = "_maybe_set_eval_frame"
+        if not hasattr(frames, name):
+            name = "set_eval_frame"  # torch < 2.5
+        original = getattr(frames, name)
+        regions = self._regions
+
+        def set_callback(callback: Any, *args: Any) -> Any:
+            running = getattr(regions, "before", None)
+            if callback and running is None:
+                regions.before = (self._thread.inside, self._thread.off)
+                self._thread.inside = self._thread.off = True
+                self._enter()
+            elif not callback and running is not None:
+                self._leave()
+                self._thread.inside, self._thread.off = running
+                regions.before = None
+            return original(callback, *args)
+
+        self._frames.replace(frames, name, set_callback)

@@ -1,0 +1,287 @@
+"""Nested arguments and results → JSON-able entries (the only walker of nested values).
+
+Encoding: dump-format "Encoding of values". Every leaf becomes an `Entry`, so that `mirror` can
+later put gradients in the places of tensors without a second walk over the values themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_parameter = torch.nn.Parameter
+_function_subclass_off: Any = getattr(
+    torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction
+)
+_MAX_DEPTH = 100  # below Python's own recursion limit with the frames of a deep model on the stack
+
+
+class Entry(dict[str, Any]):
+    """The JSON object of one leaf."""
+
+    __slots__ = ()
+
+
+class TensorEntry(Entry):
+    """The JSON object of one tensor; its place is where a gradient may stand later."""
+
+    __slots__ = ()
+
+
+OnTensor = Callable[[Any, str], Any]  # (tensor or array, path) → entry
+Describer = Callable[[Any, str, OnTensor, tuple[int, ...]], Any]
+
+
+def describe(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...] = ()) -> Any:
+    """Entry of ``value``: a list for a list or tuple, an object for a mapping, else a leaf.
+
+    ``path`` names the value (``Functional.relu.0.forward.input.0``); ``on_tensor`` is called for
+    each tensor with the tensor and its path and returns its entry. A container that holds itself
+    is cut where it repeats.
+    """
+    kind = type(value)
+    describer = _DESCRIBERS.get(kind)
+    if describer is None:
+        describer = _DESCRIBERS[kind] = _resolve(kind)
+    return describer(value, path, on_tensor, trail)
+
+
+def describe_output(value: Any, path: str, on_tensor: OnTensor) -> Any:
+    """Section ``output``: a tuple gives one entry per element, any other value a list of one.
+
+    ``torch.Size``, a named tuple and an empty tuple stand by themselves (dump-format §3).
+    """
+    if type(value) is tuple:
+        return [describe(v, f"{path}.{i}", on_tensor) for i, v in enumerate(value)]
+    if isinstance(value, tuple):
+        return describe(value, path, on_tensor)
+    return [describe(value, f"{path}.0", on_tensor)]
+
+
+def describe_kwargs(kwargs: Mapping[str, Any], path: str, on_tensor: OnTensor) -> dict[str, Any]:
+    """Section ``input_kwargs``. A ``device`` given as text or number is marked as a device."""
+    entries: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        if key == "device" and type(value) in (str, int):
+            entries[key] = Entry(type="torch.device", value=value)
+        else:
+            entries[key] = describe(value, f"{path}.{key}", on_tensor)
+    return entries
+
+
+def mirror(entries: Any, path: str, gradient: Callable[[str], Any]) -> Any:
+    """``entries`` with each tensor replaced by ``gradient(path)`` and each other leaf by None.
+
+    Tensors are visited in the order in which `describe` met them.
+    """
+    if type(entries) is TensorEntry:
+        return gradient(path)
+    if type(entries) is dict:
+        return {key: mirror(value, f"{path}.{key}", gradient) for key, value in entries.items()}
+    if type(entries) is list:
+        return [mirror(value, f"{path}.{i}", gradient) for i, value in enumerate(entries)]
+    return None
+
+
+def tensor_type(kind: type) -> str:
+    """Field ``type``: ``torch.Tensor`` for a plain tensor, a parameter and ordinary subclasses.
+
+    A subclass that brings its own dispatch (DTensor, FakeTensor, nested) has its own name.
+    """
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return "torch.Tensor"
+    if kind.__name__ == "DTensor":
+        return "torch.distributed.tensor.DTensor"  # one name for all torch versions
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def plain_tensor(value: Any) -> Any:
+    """``value`` as a plain tensor without autograd, sharing its memory; a DTensor's local shard.
+
+    None if there are no elements of its own to read: fake and other wrapping subclasses, and
+    tensors that a functorch transform has wrapped.
+    """
+    kind = type(value)
+    if kind is torch.Tensor or kind is _parameter:
+        return value.detach() if value.requires_grad else value
+    local = getattr(value, "_local_tensor", None)
+    if local is not None:
+        return plain_tensor(local)
+    if tensor_type(kind) != "torch.Tensor":
+        return None
+    with _function_subclass_off():
+        return value.detach().as_subclass(torch.Tensor)
+
+
+def _scalar(value: Any, *_: Any) -> Entry:
+    return Entry(type=type(value).__name__, value=value)
+
+
+def _sequence(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    if id(value) in trail or len(trail) >= _MAX_DEPTH:
+        return _unknown(value)
+    trail = (*trail, id(value))
+    return [describe(v, f"{path}.{i}", on_tensor, trail) for i, v in enumerate(value)]
+
+
+def _items(
+    items: Iterable[tuple[Any, Any]],
+    owner: Any,
+    path: str,
+    on_tensor: OnTensor,
+    trail: tuple[int, ...],
+) -> Any:
+    if id(owner) in trail or len(trail) >= _MAX_DEPTH:
+        return _unknown(owner)
+    trail = (*trail, id(owner))
+    return {
+        key if type(key) is str else str(key): describe(v, f"{path}.{key}", on_tensor, trail)
+        for key, v in items
+    }
+
+
+def _mapping(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    return _items(list(value.items()), value, path, on_tensor, trail)
+
+
+def _named_tuple(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    return _items(zip(value._fields, value, strict=True), value, path, on_tensor, trail)
+
+
+def _structseq(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    # torch.return_types.* name their fields in __match_args__, not in _fields.
+    items = zip(type(value).__match_args__, value, strict=False)
+    return _items(items, value, path, on_tensor, trail)
+
+
+def _dataclass(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    names = [f.name for f in dataclasses.fields(value)]
+    return _items(((n, getattr(value, n, None)) for n in names), value, path, on_tensor, trail)
+
+
+def _tensor(value: Any, path: str, on_tensor: OnTensor, _: tuple[int, ...]) -> Any:
+    return on_tensor(value, path)
+
+
+def _array(value: Any, path: str, on_tensor: OnTensor, _: tuple[int, ...]) -> Any:
+    return on_tensor(value, path)
+
+
+def _slice(value: slice, *_: Any) -> Entry:
+    bounds = [_bound(v) for v in (value.start, value.stop, value.step)]
+    return Entry(type="slice", value=bounds)
+
+
+def _bound(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    # A 0-dim tensor is read only where that does not wait for a device.
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0:
+        return value.item()
+    return str(value)
+
+
+def _numpy_scalar(value: Any, *_: Any) -> Entry:
+    if isinstance(value, np.complexfloating):
+        return Entry(type="complex", value=str(complex(value)).strip("()"))
+    plain = value.item()
+    name = "bool" if isinstance(value, np.bool_) else type(value).__name__
+    if isinstance(plain, (bool, int, float, str)):
+        return Entry(type=name, value=plain)
+    return Entry(type=name, value=str(value))
+
+
+def _unknown(value: Any, *_: Any) -> Entry:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Entry(type=name, value=None)
+
+
+def _process_group(value: Any, *_: Any) -> Entry:
+    dist: Any = sys.modules["torch.distributed"]
+    try:
+        ranks = dist.get_process_group_ranks(value)
+    except (ValueError, KeyError, RuntimeError):
+        return Entry(type="torch.ProcessGroup", group_ranks=None, group_id=None)
+    crc = zlib.crc32(str(ranks).encode("ascii"))
+    return Entry(type="torch.ProcessGroup", group_ranks=ranks, group_id=f"{crc:08x}")
+
+
+def _reduce_op(value: Any, *_: Any) -> Entry:
+    return Entry(type="torch.distributed.ReduceOp", value=str(getattr(value, "op", value)))
+
+
+def _p2p_op(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+    group = _process_group(value.group) if value.group is not None else {"group_id": None}
+    return {
+        "class_type": "torch.distributed.P2POp",
+        "tensor": describe(value.tensor, f"{path}.tensor", on_tensor, trail),
+        "op": value.op.__name__,
+        "peer": value.peer,
+        "tag": value.tag,
+        "group_id": group["group_id"],
+    }
+
+
+def _resolve(kind: type) -> Describer:
+    """The describer of a type that is not in the table: by its nearest known base."""
+    for base, describer in _BY_BASE:
+        if issubclass(kind, base):
+            return describer
+    if hasattr(kind, "n_sequence_fields"):
+        return _structseq
+    if issubclass(kind, tuple):
+        return _named_tuple if hasattr(kind, "_fields") else _sequence
+    if dataclasses.is_dataclass(kind):
+        return _dataclass
+    if kind.__module__ == "torch.distributed.distributed_c10d" and kind.__name__ == "P2POp":
+        return _p2p_op
+    if kind.__name__ in ("RedOpType", "ReduceOp"):
+        return _reduce_op
+    if kind.__name__.startswith("ProcessGroup"):
+        return _process_group
+    return _unknown
+
+
+_DESCRIBERS: dict[type, Describer] = {
+    torch.Tensor: _tensor,
+    torch.nn.Parameter: _tensor,
+    type(None): lambda *_: None,
+    bool: _scalar,
+    int: _scalar,
+    float: _scalar,
+    str: _scalar,
+    complex: lambda v, *_: Entry(type="complex", value=str(v).strip("()")),
+    list: _sequence,
+    tuple: _sequence,
+    dict: _mapping,
+    slice: _slice,
+    type(...): lambda *_: Entry(type="ellipsis", value="..."),
+    torch.Size: lambda v, *_: Entry(type="torch.Size", value=list(v)),
+    torch.dtype: lambda v, *_: Entry(type="torch.dtype", value=str(v)),
+    torch.device: lambda v, *_: Entry(type="torch.device", value=str(v)),
+    torch.memory_format: lambda v, *_: Entry(
+        type="torch.memory_format", format=str(v).removeprefix("torch.")
+    ),
+    np.ndarray: _array,
+}
+_BY_BASE: list[tuple[type, Describer]] = [
+    (torch.Tensor, _tensor),
+    (np.ndarray, _array),
+    (np.generic, _numpy_scalar),
+    (enum.IntEnum, lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
+    (enum.Enum, _unknown),
+    (bool, _scalar),
+    (int, lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
+    (float, lambda v, *_: Entry(type=type(v).__name__, value=float(v))),
+    (str, lambda v, *_: Entry(type=type(v).__name__, value=str(v))),
+    (list, _sequence),
+    (Mapping, _mapping),
+]

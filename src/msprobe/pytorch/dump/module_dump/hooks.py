@@ -1,0 +1,203 @@
+"""Hooks on the modules of a model: torch's own, so that they see what torch sees."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import gradients
+from ..call import Call
+from ..gate import Gate
+from ..names import module_base, module_records, parameters_grad_record
+
+_is_tracing: Any = torch._C._get_tracing_state
+
+
+class ModuleHook:
+    """The pair of hooks of one module. In a copy or pickle of the model it does nothing."""
+
+    __slots__ = ("_gate", "always", "fqn", "index", "name")
+
+    def __init__(self, gate: Gate, index: int | None, fqn: str, *, focused: bool = False) -> None:
+        self._gate = gate
+        self.index = index
+        self.fqn = fqn
+        self.always = focused  # the module of module_dump records while all others are quiet
+
+    def _is_off(self) -> bool:
+        gate = self._gate
+        return not gate.open or gate.thread.off or (gate.focus and not self.always)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Forward pre-hook."""
+        if self._is_off() or _is_tracing():
+            return
+        gate = self._gate
+        run, thread = gate.run, gate.thread
+        assert run is not None
+        base = module_base(self.index, self.fqn, type(module).__name__)
+        forward, backward = module_records(base, run.count(base))
+        call = Call(run, base, forward, backward, run.module_parent(thread))
+        call.raised = sys.exc_info()[1]
+        run.called.add((self.index, self.fqn))
+        thread.modules.append(call)
+        run.guard(forward, run.begin, call, args, kwargs)
+        if call.seen is not None and module._parameters:
+            run.guard(forward, _listen, call, module)
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        """Forward hook, called also when the forward has raised."""
+        modules = self._gate.thread.modules
+        base = module_base(self.index, self.fqn, type(module).__name__)
+        place = next((i for i in reversed(range(len(modules))) if modules[i].base == base), None)
+        if place is None or _is_tracing():
+            return  # it began before this window
+        call = modules[place]
+        del modules[place:]  # with what an interrupted forward has left above it
+        if sys.exc_info()[1] is not call.raised:
+            call.run.guard(call.forward, call.run.fail, call)
+        elif self._is_off() or call.run is not self._gate.run:
+            call.run.guard(call.forward, call.run.fail, call)
+        else:
+            own = [(name, p) for name, p in module._parameters.items() if p is not None]
+            call.run.guard(call.forward, call.run.finish, call, result, own)
+
+
+class Hook:
+    """One of the two, as torch holds it: a callable that a copy of the model can not trigger."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> Any:
+        # A callable of the standard library that takes anything and returns None, so that the
+        # pickle can be read where msprobe is not installed.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def add_hooks(module: nn.Module, hook: ModuleHook) -> list[Any]:
+    """Register both hooks; the handles that remove them."""
+    return [
+        module.register_forward_pre_hook(Hook(hook.before), with_kwargs=True),
+        module.register_forward_hook(Hook(hook.after), with_kwargs=True, always_call=True),
+    ]
+
+
+def named_hooks(models: list[nn.Module], listed: bool, gate: Gate) -> Iterator[Any]:
+    """(module, its `ModuleHook`) of every module below the models; the models are not hooked.
+
+    Scripted modules take no such hooks.
+    """
+    for number, model in enumerate(models):
+        index = number if listed else None
+        for fqn, module in model.named_modules():
+            if fqn and not isinstance(module, torch.jit.ScriptModule):
+                if gate.run is not None:
+                    runs = type(module).forward is not nn.Module.forward
+                    gate.run.hooked[index, fqn] = runs
+                yield module, ModuleHook(gate, index, fqn)
+
+
+class ParameterGroup:
+    """Listens for the gradients of one module's own parameters.
+
+    Lives as long as a graph that a recorded call of the module has made: the calls refer to it,
+    the graph to the calls. Then its hooks are removed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_arrived",
+        "_base",
+        "_handles",
+        "_nodes",
+        "_record",
+        "_run",
+        "_task",
+        "passes",
+    )
+
+    def __init__(self, run: Any, base: str) -> None:
+        self._run = run
+        self._base = base
+        self._nodes: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}
+        self._arrived: dict[str, Any] = {}
+        self._task: int | None = None
+        self._record = ""
+        self.passes: dict[int, bool] = {}  # backward passes through a recorded call → wanted?
+
+    def __del__(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+
+    def add(self, name: str, parameter: Any) -> None:
+        """Hook the accumulator of a parameter unless it is hooked already."""
+        node = gradients.accumulator(parameter)
+        if self._nodes.get(name) is node:
+            return
+        if name in self._handles:
+            self._handles.pop(name).remove()
+        self._nodes[name] = node
+        group = weakref.ref(self)
+
+        def pre_hook(grads: Any) -> None:
+            alive = group()
+            if alive is not None and grads[0] is not None:
+                alive.arrive(name, grads[0])
+
+        self._handles[name] = node.register_prehook(pre_hook)
+
+    def arrive(self, name: str, grad: Any) -> None:
+        """The gradient of a parameter, as it is about to be accumulated."""
+        task = gradients.graph_task()
+        if task in self.passes:  # else it comes from a graph that was not recorded
+            self._run.guard(self._base, self._take, name, grad, task)
+
+    def _take(self, name: str, grad: Any, task: int) -> None:
+        run = self._run
+        if not run.takes_parameter_grad(self._base, self.passes[task]):
+            return
+        if self._task != task:
+            if self._task is not None:
+                self.finish(self._task)
+            self._task = task
+            number = run.count(f"{self._base}.parameters_grad")
+            self._record = parameters_grad_record(self._base, number)
+            run.passes.join(task, self)
+        self._arrived[name] = [run.parameter_entry(self._record, name, grad)]
+        if len(self._arrived) == len(self._nodes):
+            self.finish(task)
+
+    def finish(self, task: int) -> None:
+        """Report what has arrived in this pass."""
+        if self._task != task:
+            return
+        self._task = None
+        self.passes.pop(task, None)
+        arrived, self._arrived = self._arrived, {}
+        self._run.guard(self._record, self._run.add_record, self._record, arrived)
+
+
+def _listen(call: Call, module: nn.Module) -> None:
+    own = [(n, p) for n, p in module._parameters.items() if p is not None and p.requires_grad]
+    if not own:
+        return
+    groups = call.run.parameter_groups
+    group = groups.get(call.base)
+    if group is None:
+        group = groups[call.base] = ParameterGroup(call.run, call.base)
+    for name, parameter in own:
+        group.add(name, parameter)
+    call.parameters.append(group)

@@ -1,0 +1,104 @@
+"""Level debug: values and gradients that the user saves one by one."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import gradients
+from .describe import TensorEntry, describe, mirror
+
+if TYPE_CHECKING:
+    from .run import StepRun
+
+
+def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
+    """Whether these arguments can be saved; a warning says what is wrong."""
+    if not isinstance(name, str) or not name:
+        problem = f"name is {name!r}; expected a non-empty str"
+    elif not isinstance(save_backward, bool):
+        problem = f"save_backward is {save_backward!r}; expected True or False"
+    else:
+        problem = _unfit(variable)
+    if problem:
+        warnings.warn(f"save() skipped: {problem}.", stacklevel=3)
+    return not problem
+
+
+def _unfit(variable: Any) -> str:
+    if variable is None or isinstance(variable, (torch.Tensor, numbers.Real, str)):
+        return ""
+    if isinstance(variable, (list, tuple)):
+        return next((p for p in map(_unfit, variable) if p), "")
+    if isinstance(variable, dict):
+        bad = next((key for key in variable if not isinstance(key, str)), None)
+        if bad is not None:
+            return f"a dict has the key {bad!r}; expected keys of type str"
+        return next((p for p in map(_unfit, variable.values()) if p), "")
+    return (
+        f"it holds a {type(variable).__name__}; expected tensors, int, float, str, None, and"
+        " lists, tuples and dicts of these"
+    )
+
+
+class SavedGradients:
+    """Listener of the gradients of one saved variable: record ``<name>_grad.<count>.debug``."""
+
+    def __init__(self, run: StepRun, name: str, entries: Any) -> None:
+        self._run = run
+        self._name = name
+        self._entries = entries
+        self._grads: dict[int, Any] = {}
+        self._paths: list[str] = []
+        mirror(entries, name, self._paths.append)
+
+    def grad_output(self, place: int, grad: Any) -> None:
+        """Gradient of the ``place``-th tensor of the variable."""
+        self._run.guard(self._name, self._take, place, grad)
+
+    def _take(self, place: int, grad: Any) -> None:
+        self._grads[place] = self._run.saved_entry(grad, self._paths[place])
+
+    def grad_input(self, place: int, grad: Any) -> None:
+        """A saved variable has no inputs."""
+
+    def begin(self, graph_task: int) -> None:
+        """Nothing to prepare."""
+
+    def done(self) -> None:
+        """The pass is over: what has arrived stands in the record from now on."""
+        self._run.guard(self._name, self.write)
+
+    def write(self) -> None:
+        """(Re)write the record."""
+        places = iter(range(len(self._paths)))
+        record = mirror(self._entries, self._name, lambda _: self._grads.get(next(places)))
+        self._run.draft_record(self._name, record)
+
+
+def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
+    """Record a variable and, if asked for, listen for its gradients."""
+    count = run.count(name)
+    record = f"{name}.{count}.debug"
+    found: list[Any] = []
+
+    def visit(value: Any, path: str) -> Any:
+        entry = run.saved_entry(value, path)
+        if type(entry) is TensorEntry:
+            found.append(value)
+        return entry
+
+    entries = describe(variable, record, visit)
+    run.add_record(record, entries)
+    if save_backward:
+        listener = SavedGradients(run, f"{name}_grad.{count}.debug", entries)
+        listener.write()
+        watch = gradients.watch(())
+        if watch is not None:
+            # A leaf's accumulator lives only as long as somebody holds it.
+            leaves = [t for t in found if t.requires_grad and t.grad_fn is None]
+            run.kept_nodes += [gradients.accumulator(t) for t in leaves]
+            gradients.attach(watch, found, run.passes, lambda: listener)

@@ -1,0 +1,328 @@
+"""Life cycle: which step, is the gate open, what to install and undo."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from msprobe.errors import UsageError
+
+from . import device, gradients
+from .api_dump import ops, wrap
+from .api_dump.collectives import Works, work_patch
+from .api_dump.custom import CustomApis, triton_patch
+from .config import DumpConfig, Level
+from .flusher import Flusher
+from .gate import Gate
+from .module_dump.hooks import ModuleHook, add_hooks, named_hooks
+from .reload import ConfigFile
+from .run import StepRun
+from .saved import save
+from .tasks import TASKS
+from .tokens import check_token_range, request_slice, watch_tokens
+from .window import Window
+from .writer import Writer
+
+_logger = logging.getLogger("msprobe")
+
+
+class Session:
+    """One debugger's state from construction to close."""
+
+    def __init__(
+        self,
+        config: DumpConfig,
+        load: Callable[[], DumpConfig],
+        *,
+        model: Any = None,
+        facade: Any = None,
+        off: bool = False,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.facade = facade
+        self.step_number = 0
+        self.closed = off  # nothing more will be recorded
+        self.over = False  # the last wanted step is done
+        self.run: StepRun | None = None
+        self.gate = Gate()
+        self.window = Window(self.gate)
+        self.works = Works()
+        self.custom = CustomApis(self.gate, config.custom_op_namespaces)
+        self.missing_apis: list[str] = []
+        self._file = ConfigFile(config, load)
+        self._passes = gradients.Passes()
+        self._flusher = Flusher()
+        self._wrappers: list[tuple[Any, str, Any]] = []
+        self._focus: list[Any] = []
+        self._said: set[str] = set()
+        if config.level in (Level.L1, Level.MIX) and not off:
+            self._builtin_wrappers()
+        atexit.register(self.close)
+        _forget_in_children(self)
+
+    # ---- start, stop, step -------------------------------------------------------------------
+
+    def start(
+        self,
+        model: Any = None,
+        *,
+        token_range: Any = None,
+        rank_id: int | None = None,
+        scheduled_tokens: Any = None,
+    ) -> None:
+        """Open a window; on an unwanted step or rank nothing is installed."""
+        tokens = check_token_range(token_range)
+        _check_rank_id(rank_id)
+        models, listed = self._check_models(model, needed=tokens is not None)
+        rows = request_slice(self.config.request_id, scheduled_tokens)
+        self.facade.service.first_start = False
+        self.reload()
+        if not self._wants_step(rows) or self.config.level == Level.DEBUG:
+            return
+        rank = device.current_rank() if rank_id is None else rank_id
+        if not self._wants_rank(rank):
+            return
+        run = self._open_run(rank)
+        run.use_slices(rows or ())
+        self.gate.run = run
+        self.gate.open = True
+        self._install(models, listed)
+        if tokens is not None:
+            self.window.hold(watch_tokens(models[0], *tokens, self.gate))
+
+    def _install(self, models: list[nn.Module], listed: bool) -> None:
+        config = self.config
+        if config.level != Level.L0 and not self.window.is_open:
+            wrappers = [*self._builtin_wrappers(), *self.custom.wrappers()]
+            self.window.open_apis(wrappers, models, config.level == Level.MIX)
+        if config.level != Level.L1:
+            self.window.open_modules(named_hooks(models, listed, self.gate))
+        self.window.is_open = True
+
+    def stop(self) -> None:
+        """Close the window and write what it has collected."""
+        if self.window.is_open:
+            self.gate.open = False
+            self.end_focus(forgotten=True)
+            self.window.close()
+            self.works.finish_all()
+        if self.run is not None:
+            self._passes.finish_all()
+            self.run.guard("stop", self.run.flush, True)
+
+    def step(self, dump: bool = True) -> None:
+        """End the step. ``dump=False`` throws away what it has collected."""
+        self.stop()
+        self._close_run(discard=not dump)
+        self.step_number += 1
+        if self.config.step and self.step_number > max(self.config.step):
+            self.over = True
+
+    def reset(self) -> None:
+        """Back to step 0 with empty counters; what has been collected is written."""
+        self.stop()
+        self._close_run()
+        self.step_number = 0
+        self.over = False
+
+    def close(self) -> None:
+        """End the session: write everything, take everything back. Later calls do nothing."""
+        if self.closed:
+            return
+        self.stop()
+        self._close_run()
+        self.closed = self.over = True
+        self._flusher.stop()
+        atexit.unregister(self.close)
+
+    def forget(self) -> None:
+        """In a forked child (a data loader worker): nothing is recorded or written.
+
+        A child that calls start() itself begins with a clean state and its own folder.
+        """
+        self._flusher.forget()
+        self._flusher = Flusher()
+        self.gate.open = False
+        self.window.close()
+        self.run = self.gate.run = None
+
+    def reload(self, *, force: bool = False) -> None:
+        """Take a changed configuration file over, between steps only."""
+        if self.run is None:
+            self.config = self._file.current(self.config, force=force)
+
+    # ---- single values and single modules ------------------------------------------------------
+
+    def save(self, variable: Any, name: str, save_backward: bool) -> None:
+        """Record one value (level debug); at other levels say once that nothing happens."""
+        if self.config.level != Level.DEBUG:
+            self._say_once('save() does nothing at this level; set "level": "debug" to use it.')
+            return
+        rank = device.current_rank()
+        if self._wants_step(()) and self._wants_rank(rank):
+            run = self._open_run(rank)
+            run.guard(name, save, run, variable, name, save_backward)
+
+    def begin_focus(self, module: nn.Module, name: str) -> None:
+        """Record only this module, under this name, until `end_focus`."""
+        if not self.window.is_open:
+            return
+        if self.gate.focus:
+            self._say_once("module_dump() inside module_dump(): the second call is ignored.")
+            return
+        self.gate.focus = True
+        self._focus = add_hooks(module, ModuleHook(self.gate, None, name, focused=True))
+
+    def end_focus(self, *, forgotten: bool = False) -> None:
+        """End `begin_focus`."""
+        if self.gate.focus and forgotten:
+            _logger.warning(
+                "module_dump() was not ended before stop(): only that module was recorded since."
+                " Call module_dump_end() after it has run."
+            )
+        self.gate.focus = False
+        for handle in self._focus:
+            handle.remove()
+        self._focus = []
+
+    def register(self, module: Any, api: Any, prefix: Any) -> None:
+        """Add a function of the user's, at once if a window is open."""
+        entry = self.custom.register(module, api, prefix)
+        if self.window.is_open and self.config.level in (Level.L1, Level.MIX):
+            self.window.patches.replace(*entry)
+
+    def restore(self, module: Any, api: str) -> None:
+        """Take a function of the user's out again."""
+        if self.custom.restore(module, api) and self.window.is_open:
+            self.window.patches.undo(module, api)
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _check_models(self, model: Any, *, needed: bool) -> tuple[list[nn.Module], bool]:
+        model = self.model if model is None else model
+        if model is None:
+            if needed or self.config.level in (Level.L0, Level.MIX):
+                why = "token_range" if needed else f"level {self.config.level}"
+                raise UsageError(
+                    f"start() got no model, and {why} needs one: call debugger.start(model), or"
+                    " use level L1 to record functions only."
+                )
+            return [], False
+        listed = isinstance(model, (list, tuple))
+        models = list(model) if listed else [model]
+        for number, part in enumerate(models):
+            if not isinstance(part, nn.Module):
+                place = f"model[{number}]" if listed else "model"
+                raise UsageError(
+                    f"start(): {place} is a {type(part).__name__}; expected a torch.nn.Module or"
+                    " a list or tuple of them. Example: debugger.start(model=net)."
+                )
+        return models, listed
+
+    def _wants_step(self, rows: Any) -> bool:
+        config = self.config
+        if self.closed or self.over or config.dump_enable is False:
+            return False
+        if rows is None:
+            _logger.warning(
+                "request_id %r is not among the scheduled tokens: step %d is not recorded",
+                config.request_id, self.step_number,
+            )
+            return False
+        return not config.step or self.step_number in config.step
+
+    def _wants_rank(self, rank: int | None) -> bool:
+        if not self.config.rank or rank in self.config.rank:
+            return True
+        if rank is None:
+            self._say_once(
+                "'rank' in the configuration selects ranks, but this process has no rank (no"
+                " torch.distributed group, no rank_id in start()): nothing is collected here."
+            )
+        return False
+
+    def _open_run(self, rank: int | None) -> StepRun:
+        config, run = self.config, self.run
+        if run is not None and run.config.dump_path != config.dump_path:
+            self._close_run()  # the path was changed between two windows of the step
+            run = None
+        if run is None:
+            run = self.run = self._new_run(rank)
+        elif rank is not None:
+            self._move(run, rank)
+        return run
+
+    def _new_run(self, rank: int | None) -> StepRun:
+        config = self.config
+        task = TASKS[config.task]
+        writer = Writer(
+            self._folder(rank),
+            {"task": config.task, "level": config.level.value, "framework": "pytorch"},
+            keeps_tensors=task.keeps_all or bool(config.tensor_list),
+            extra=config.extra_info,
+        )
+        run = StepRun(config, writer, self.gate.thread, self._passes, self._flusher.wake)
+        run.rank = rank
+        return run
+
+    def _folder(self, rank: int | None) -> str:
+        name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+        return os.path.join(self.config.dump_path, f"step{self.step_number}", name)
+
+    def _move(self, run: StepRun, rank: int) -> None:
+        """The rank has become known: the folder of the step gets its name."""
+        if run.rank is None:
+            run.rank = rank
+            run.guard("renaming the folder", run.move_to, self._folder(rank))
+
+    def _close_run(self, *, discard: bool = False) -> None:
+        run, self.run, self.gate.run = self.run, None, None
+        if run is None:
+            return
+        if discard:
+            run.guard("step(dump=False)", run.discard)
+            return
+        rank = device.current_rank()
+        if rank is not None:
+            self._move(run, rank)
+        run.guard("step", run.close, {"apis_not_in_this_torch": self.missing_apis})
+        if run.rank in (None, 0):
+            where = os.path.dirname(run.writer.folder)
+            _logger.info("dump.json is at %s (%d records)", where, run.records)
+
+    def _builtin_wrappers(self) -> list[tuple[Any, str, Any]]:
+        if not self._wrappers:
+            specs, self.missing_apis = ops.load_specs()
+            self._wrappers = wrap.build_wrappers(specs, self.gate, self.works)
+        return [*self._wrappers, *work_patch(self.works), *triton_patch(self.gate)]
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _logger.warning("%s", text)
+
+
+def _check_rank_id(rank_id: Any) -> None:
+    if rank_id is not None and (type(rank_id) is not int or rank_id < 0):
+        raise UsageError(
+            f"start(rank_id={rank_id!r}): expected an integer >= 0 that is unique among the"
+            " processes that write to this dump_path, or None. Example: start(model, rank_id=3)."
+        )
+
+
+def _forget_in_children(session: Session) -> None:
+    alive = weakref.ref(session)
+
+    def forget() -> None:
+        parent = alive()
+        if parent is not None:
+            parent.forget()
+
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,76 @@
+"""Inference: which steps of a generation loop, and which rows of a batch, are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from msprobe.errors import UsageError
+
+from .config import SliceRule
+from .gate import Gate
+from .module_dump.hooks import Hook
+
+
+def check_token_range(token_range: Any) -> tuple[int, int] | None:
+    """``[first, last]`` as a pair, None for None. UsageError for anything else."""
+    if token_range is None:
+        return None
+    good = isinstance(token_range, (list, tuple)) and len(token_range) == 2
+    if not good or any(type(n) is not int or n < 0 for n in token_range):
+        raise UsageError(
+            f"start(token_range={token_range!r}): expected [first, last], two integers >= 0."
+            " Example: start(model, token_range=[1, 3])."
+        )
+    first, last = token_range
+    if first > last:
+        raise UsageError(
+            f"start(token_range={token_range!r}): the first token is after the last."
+            f" Example: start(model, token_range=[{last}, {first}])."
+        )
+    return first, last
+
+
+def watch_tokens(model: nn.Module, first: int, last: int, gate: Gate) -> list[Any]:
+    """Open the gate from the ``first`` to the ``last`` call of ``model``; the hook's handle."""
+    calls = 0
+
+    def before(*_: Any) -> None:
+        nonlocal calls
+        gate.open = first <= calls <= last
+        calls += 1
+
+    gate.open = False
+    # First of all hooks, so that what runs inside the first token is recorded whole.
+    return [model.register_forward_pre_hook(Hook(before), prepend=True)]
+
+
+def request_slice(request_id: str | None, scheduled_tokens: Any) -> tuple[SliceRule, ...] | None:
+    """Rows of one request in a batch of all scheduled tokens, as a slice of dimension 0.
+
+    Empty when no request is asked for; None when it is not in this batch, so that there is
+    nothing to record. Requests lie in the batch in the order of the dict.
+    """
+    if scheduled_tokens is None:
+        return ()
+    if not isinstance(scheduled_tokens, Mapping) or any(
+        not isinstance(k, str) or type(n) is not int or n <= 0 for k, n in scheduled_tokens.items()
+    ):
+        raise UsageError(
+            f"start(scheduled_tokens={scheduled_tokens!r}): expected a dict from request id (str)"
+            ' to number of tokens (int > 0). Example: {"req-1": 7, "req-2": 1}.'
+        )
+    if request_id is None:
+        return ()
+    if request_id not in scheduled_tokens:
+        return None
+    begin = 0
+    for name, count in scheduled_tokens.items():
+        if name == request_id:
+            break
+        begin += count
+    total = sum(scheduled_tokens.values())
+    end = begin + scheduled_tokens[request_id]
+    return (SliceRule(dim=0, size=total, begin=begin, end=end),)

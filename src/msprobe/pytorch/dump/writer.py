@@ -1,0 +1,199 @@
+"""The files of one step and rank: dump.json, stack.json, construct.json, .pt, the error log.
+
+Knows nothing of calls and tensors' meaning: it is handed names, JSON-able values and tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import jsonfile
+from .names import file_name
+
+_logger = logging.getLogger("msprobe")
+_torch_save = torch.save
+_JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.json")
+_LOG = "dump_error_info.log"
+_TENSORS = "dump_tensor_data"
+
+
+class Writer:
+    """Writes below ``folder``. Not thread-safe: its `StepRun` holds a lock around each call."""
+
+    def __init__(
+        self, folder: str, header: Mapping[str, Any], *, keeps_tensors: bool, extra: bool
+    ) -> None:
+        self.folder = folder
+        self.debug = header["level"] == "debug"
+        self._warned: set[str] = set()
+        os.makedirs(folder, exist_ok=True)
+        _empty(folder)
+        self.tensor_folder = os.path.join(folder, _TENSORS)
+        if keeps_tensors:
+            os.makedirs(self.tensor_folder, exist_ok=True)
+        self._header = {**header, "dump_data_dir": self.tensor_folder if keeps_tensors else None}
+        name = "debug.json" if self.debug else "dump.json"
+        self._data = jsonfile.JsonFile(os.path.join(folder, name), self._head(), "}}")
+        self._stack: jsonfile.JsonFile | None = None
+        self._construct: jsonfile.JsonFile | None = None
+        if extra and not self.debug:
+            self._stack = jsonfile.JsonFile(os.path.join(folder, "stack.json"), "{", "}")
+            self._construct = jsonfile.JsonFile(os.path.join(folder, "construct.json"), "{", "}")
+        self._stacks: dict[Any, list[str]] = {}  # stack key → the records that have this stack
+        self._stack_entries = 0
+        self.bytes_in_tensors = 0
+
+    def _head(self) -> str:
+        return jsonfile.encode(self._header)[:-1] + ', "data": {'
+
+    def append(
+        self,
+        records: Sequence[tuple[str, Any]],
+        running: Sequence[tuple[str, Any]],
+        parents: Sequence[tuple[str, str | None]],
+        stacks: Sequence[tuple[str, Any]],
+        render: Callable[[Any], list[str]],
+    ) -> None:
+        """Write final records and those of running calls, parents, and (record, stack key)."""
+        # The stack and the parent come first, so that every record on disk has them.
+        if self._construct is not None and parents:
+            self._construct.append([jsonfile.member(k, v) for k, v in parents])
+        if self._stack is not None and stacks:
+            self._append_stacks(stacks, render)
+        self._data.append(
+            [jsonfile.member(k, v) for k, v in records], [jsonfile.member(k, v) for k, v in running]
+        )
+
+    def _append_stacks(
+        self, stacks: Sequence[tuple[str, Any]], render: Callable[[Any], list[str]]
+    ) -> None:
+        fresh: dict[Any, list[str]] = {}
+        for name, key in stacks:
+            fresh.setdefault(key, []).append(name)
+        members = []
+        for key, names in fresh.items():
+            self._stacks.setdefault(key, []).extend(names)
+            members.append(jsonfile.member(str(self._stack_entries), [names, render(key)]))
+            self._stack_entries += 1
+        assert self._stack is not None
+        self._stack.append(members)
+
+    def compact(self, render: Callable[[Any], list[str]]) -> None:
+        """Write stack.json once more with each stack once, if some stand there several times."""
+        if self._stack is None or self._stack_entries == len(self._stacks):
+            return
+        self._stack.close()
+        path = self._stack.path
+
+        def write(file: Any) -> None:
+            file.write("{")
+            for i, (key, names) in enumerate(self._stacks.items()):
+                text = jsonfile.member(str(i), [names, render(key)]).decode("utf-8")
+                file.write((",\n" if i else "\n") + text)
+            file.write("\n}\n")
+
+        jsonfile.replace_file(path, write)
+        self._stack = jsonfile.JsonFile.resume(path, "{", "}")
+        self._stack_entries = len(self._stacks)
+
+    def save_tensor(self, path: str, tensor: Any) -> str:
+        """Write a plain contiguous CPU tensor (or numpy array) of ``path``; its file name."""
+        name = file_name(path, ".npy" if isinstance(tensor, np.ndarray) else ".pt")
+        full = os.path.join(self.tensor_folder, name)
+        fd = os.open(full, _NEW_FILE, 0o666)
+        with os.fdopen(fd, "wb") as file:
+            if isinstance(tensor, np.ndarray):
+                np.save(file, tensor, allow_pickle=False)
+            else:
+                _torch_save(tensor, file)
+            self.bytes_in_tensors += file.tell()
+        return name
+
+    def log(self, where: str, error: BaseException | str) -> None:
+        """Note a problem in dump_error_info.log; the first of each cause also as a warning."""
+        if isinstance(error, BaseException):
+            cause = f"{type(error).__name__}: {error}"
+            text = "".join(traceback.format_exception(error))
+        else:
+            cause, text = error, ""
+        first = cause not in self._warned
+        if first:
+            self._warned.add(cause)
+            _logger.warning("%s: %s (see %s in %s)", where, cause, _LOG, self.folder)
+        with contextlib.suppress(OSError):
+            fd = os.open(os.path.join(self.folder, _LOG), _LOG_FILE, 0o666)
+            with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{where}: {cause}\n{text if first else ''}")
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a further file of the folder, as a whole."""
+        text = jsonfile.encode(value)
+        jsonfile.replace_file(os.path.join(self.folder, name), lambda file: file.write(text))
+
+    def move_to(self, folder: str) -> None:
+        """Rename the folder (the rank has become known)."""
+        for file in (self._data, self._stack, self._construct):
+            if file is not None:
+                file.close()
+                file.path = os.path.join(folder, os.path.basename(file.path))
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        if os.path.isdir(folder):
+            _empty(folder)
+            for name in os.listdir(self.folder):
+                os.replace(os.path.join(self.folder, name), os.path.join(folder, name))
+            os.rmdir(self.folder)
+        else:
+            os.rename(self.folder, folder)
+        self.folder = folder
+        self.tensor_folder = os.path.join(folder, _TENSORS)
+        if self._header["dump_data_dir"] is not None:
+            self._header["dump_data_dir"] = self.tensor_folder
+            self._data.replace_head(self._head())
+
+    def discard(self) -> None:
+        """Remove what this step has written."""
+        self.close()
+        _empty(self.folder, quiet=True)
+        for folder in (self.tensor_folder, self.folder, os.path.dirname(self.folder)):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # only if nobody else has files there
+
+    def size_bytes(self) -> int:
+        """What this step has written so far."""
+        files = [f for f in (self._data, self._stack, self._construct) if f is not None]
+        return self.bytes_in_tensors + sum(f.size_bytes() for f in files)
+
+    def close(self) -> None:
+        """Close the files; a later `append` (a late gradient) opens them again."""
+        for file in (self._data, self._stack, self._construct):
+            if file is not None:
+                file.close()
+
+
+_NEW_FILE = (
+    os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+)
+_LOG_FILE = _NEW_FILE & ~os.O_TRUNC | os.O_APPEND
+
+
+def _empty(folder: str, *, quiet: bool = False) -> None:
+    """Remove the files of an earlier run: only names that we write, and never through a link."""
+    old = [name for name in (*_JSON, _LOG) if os.path.lexists(os.path.join(folder, name))]
+    tensors = os.path.join(folder, _TENSORS)
+    if os.path.islink(tensors):
+        os.unlink(tensors)
+    if os.path.isdir(tensors):
+        names = [n for n in os.listdir(tensors) if n.endswith((".pt", ".npy"))]
+        old += [os.path.join(_TENSORS, name) for name in names]
+    for name in old:
+        os.unlink(os.path.join(folder, name))
+    if old and not quiet:
+        _logger.warning("%s: removed %d files of an earlier run", folder, len(old))
