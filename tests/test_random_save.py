@@ -249,17 +249,21 @@ def test_forked_child_writes_nothing_and_draws(tmp_path: Path) -> None:
     assert names(tmp_path) == ["python_random.random.0"]
 
 
+@pytest.mark.distributed
 def test_late_rank_renames_the_file(tmp_path: Path) -> None:
-    random_save(tmp_path / "rs")
-    torch.rand(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    script = (
+        "import sys, torch\n"
+        "from msprobe.pytorch import random_save\n"
+        "random_save(sys.argv[1] + '/rs')\n"
+        "torch.rand(1)\n"
+        "store = 'file://' + sys.argv[1] + '/store'\n"
+        "torch.distributed.init_process_group('gloo', init_method=store, rank=0, world_size=1)\n"
+        "torch.rand(1)\n"
+        "torch.distributed.destroy_process_group()\n"
+        "torch.rand(1)\n"
     )
-    try:
-        torch.rand(1)
-    finally:
-        torch.distributed.destroy_process_group()
-    torch.rand(1)
+    result = run(script, tmp_path)
+    assert result.returncode == 0, result.stderr
     (path,) = (tmp_path / "rs").iterdir()
     assert re.fullmatch(r"random_rank0_\d{14}\.csv", path.name)
     assert names(tmp_path / "rs") == [f"torch_random.rand.{n}" for n in range(3)]

@@ -6,8 +6,8 @@ import pickle
 import random
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from msprobe.pytorch import seed as seed_module
 from msprobe.pytorch.random_calls import OWNERS, load_random_calls
 from msprobe.pytorch.seed import seed_all, undo_seed_all
+from runner import run_script
 
 
 @pytest.fixture(autouse=True)
@@ -145,20 +146,33 @@ def test_mode_sets_deterministic_algorithms_only_on_a_cpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_cuda_gets_seed_cudnn_flags_and_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    cudnn = torch.backends.cudnn
-    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+def test_enhanced_call_on_cuda_repeats() -> None:
     seed_all(mode=True)
     first = torch.rand(4, device="cuda")
     seed_all(mode=True, is_enhanced=True)
     assert torch.equal(first, torch.rand(4, device="cuda"))
     assert torch.equal(first, torch.rand(4, device="cuda"))
+
+
+def test_flags_of_cuda_are_set_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags exist in every build, so what a machine with CUDA gets can be seen here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    seed_all(mode=True)
     assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == (False, False, True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     undo_seed_all()
     assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == before
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_workspace_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    seed_all(mode=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 class FakeNpu:
@@ -396,12 +410,18 @@ def test_every_listed_name_is_callable_and_listed_once() -> None:
     assert all(callable(call.original) for call in calls)
 
 
-def test_compiled_function_runs_while_enhanced() -> None:
-    seed_all(is_enhanced=True)
-    compiled = torch.compile(lambda x: F.dropout(x, 0.5) + torch.rand(1), backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert compiled(torch.ones(4)).shape == (4,)
+def test_compiled_function_runs_while_enhanced(tmp_path: Path) -> None:
+    """In a process of its own: the first compilation replaces attributes of torch for good."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torch.nn.functional as F\n"
+        "from msprobe.pytorch import seed_all\n"
+        "seed_all(is_enhanced=True)\n"
+        "f = torch.compile(lambda x: F.dropout(x, 0.5) + torch.rand(1), backend='eager')\n"
+        "assert f(torch.ones(4)).shape == (4,)\n"
+    )
+    code, output = run_script(script)
+    assert code == 0, output
 
 
 def test_module_has_no_effect_on_import() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import yaml
 
+from .dump.compilers import prime_torch_caches
 from .dump.patches import Patches
 
 OWNERS: dict[str, Any] = {
@@ -88,7 +89,7 @@ def install_wrappers(patches: Patches, before: Before) -> None:
 
 def install(patches: Patches, items: Sequence[tuple[Any, str, Any]]) -> None:
     """Install `items` for the life of the process: torch's caches and TorchScript stay sane."""
-    _prime_torch_caches()
+    prime_torch_caches()
     script = torch.jit.script
 
     def script_without_wrappers(*args: Any, **kwargs: Any) -> Any:
@@ -153,14 +154,6 @@ def _default_rng(original: Callable[..., Any], generator: type[Any]) -> Callable
 
     dress(default_rng, original)
     return default_rng
-
-
-def _prime_torch_caches() -> None:
-    # Both are filled once from what stands in torch, and would keep our wrappers for ever.
-    from torch.utils import _device
-
-    _device._device_constructors()
-    torch.overrides.get_overridable_functions()
 
 
 # Position and keyword of the probability, its default; the same for the training flag.

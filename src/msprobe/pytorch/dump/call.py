@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import names
-from .describe import mirror
+from . import names, recording
+from .describe import describe, mirror
 
 if TYPE_CHECKING:
     from .run import StepRun
@@ -24,12 +24,15 @@ class Call:
         "base",
         "failed",
         "forward",
+        "held",
+        "held_grads",
         "inputs",
         "outputs",
         "parameters",
         "parent",
         "raised",
         "record",
+        "risk",
         "run",
         "seen",
         "spec",
@@ -52,7 +55,10 @@ class Call:
         self.within_backward = False
         self.failed = False
         self.raised: Any = None  # the exception that was being handled when the call began
+        self.risk = "CORE"
         self.record: dict[str, Any] = {}
+        self.held: list[Any] = []  # tensors until the verdict, see verdicts.py
+        self.held_grads: list[Any] = []
         self.seen: Any = None
         self.inputs: list[Any] = []  # entries of the arguments: the shape of section "output"
         self.outputs: Any = []  # entries of the results: the shape of section "input"
@@ -78,9 +84,11 @@ class Call:
         self.run.guard(self.backward, self._take, self._grads_in, "output", place, grad)
 
     def _take(self, into: dict[int, Any], section: str, place: int, grad: Any) -> None:
-        if self.takes_backward:
-            path = self._path(section, place) if self.run.keeps(self.backward) else ""
-            into[place] = self.run.gradient_entry(self, section, grad, path)
+        run = self.run
+        if not self.takes_backward or not run.takes(section):
+            return
+        path = self._path(section, place) if run.needs_paths(self.backward) else self.backward
+        into[place] = run.argument(describe, grad, path, run.on_gradient(self))
 
     def _path(self, section: str, place: int) -> str:
         paths: list[str] = []
@@ -103,7 +111,7 @@ class Call:
         self.run.guard(self.backward, self._begin, graph_task)
 
     def _begin(self, graph_task: int) -> None:
-        self.takes_backward = self.run.enter_backward(self)
+        self.takes_backward = self.run.takes_backward(self)
         for group in self.parameters:
             group.passes[graph_task] = self.takes_backward or group.passes.get(graph_task, False)
 
@@ -117,7 +125,8 @@ class Call:
             for section, grads in (("input", self._grads_out), ("output", self._grads_in))
         }
         self._grads_out, self._grads_in = {}, {}
-        self.run.finish_backward(self, record)
+        recording.finish_backward(self, record)
+        self.held_grads = []
         self._times += 1
 
 

@@ -30,9 +30,12 @@ class Entry(dict[str, Any]):
 
 
 class TensorEntry(Entry):
-    """The JSON object of one tensor; its place is where a gradient may stand later."""
+    """The JSON object of one tensor; its place is where a gradient may stand later.
 
-    __slots__ = ()
+    ``bad`` (task nan_check, not written): the tensor holds NaN or infinity.
+    """
+
+    __slots__ = ("bad",)
 
 
 OnTensor = Callable[[Any, str], Any]  # (tensor or array, path) → entry

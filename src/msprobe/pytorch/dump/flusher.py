@@ -44,7 +44,7 @@ class Flusher:
         """Write all that is new, from any thread."""
         while self._dirty:
             run = self._dirty.pop()
-            run.guard("flush", run.flush)
+            run.guard("flush", run.journal.flush)
 
     def stop(self) -> None:
         """Write all that is new and end the thread."""

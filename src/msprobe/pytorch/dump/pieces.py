@@ -1,0 +1,62 @@
+"""How to walk through the memory of a CPU tensor in pieces that fit in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Bound at import: these names are patched while a window is open.
+_as_strided = torch.Tensor.as_strided
+_is_contiguous = torch.Tensor.is_contiguous
+_numel = torch.Tensor.numel
+_split = torch.unsafe_split
+_storage = torch.Tensor.untyped_storage
+_stride = torch.Tensor.stride
+_unbind = torch.Tensor.unbind
+_view = torch.Tensor.view
+
+
+FREED = "its memory has been freed"
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor has elements but no memory (as FSDP leaves sharded parameters).
+
+    Reading one ends the process.
+    """
+    try:
+        return not _storage(tensor).nbytes() and _numel(tensor) > 0
+    except NotImplementedError:  # a device that keeps its memory elsewhere (XLA)
+        return False
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the distinct elements of a strided tensor, the dimension of largest stride first.
+
+    Dimensions of size 1 and expanded ones (stride 0) are gone, so that the view has fewer
+    elements than ``tensor``, by a whole factor, if it was expanded. Contiguous if dense.
+    """
+    kept = [
+        (stride, size)
+        for stride, size in zip(_stride(tensor), tensor.shape, strict=True)
+        if stride and size != 1
+    ]
+    kept.sort(reverse=True)
+    return _as_strided(tensor, [size for _, size in kept], [stride for stride, _ in kept])
+
+
+def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    """Views that together are a non-empty strided tensor in C order, each of <= ``size`` elements.
+
+    The views of a contiguous tensor are 1-D and contiguous; others may have any shape and stride.
+    """
+    if _is_contiguous(tensor):
+        yield from _split(_view(tensor, -1), size)
+        return
+    row = _numel(tensor) // tensor.shape[0]
+    if row > size:
+        for part in _unbind(tensor):
+            yield from pieces(part, size)
+    else:
+        yield from _split(tensor, size // row)

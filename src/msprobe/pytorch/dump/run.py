@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import callstack, gradients, names, quiet, stats, tasks
+from . import gradients, quiet, tasks
 from .call import Call
 from .config import DumpConfig, Level
-from .describe import Entry, OnTensor, TensorEntry, describe, describe_kwargs, describe_output
+from .describe import Entry, OnTensor, TensorEntry
 from .filters import Names, Selection
 from .gate import ThreadState
+from .journal import Journal
+from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
 
 T = TypeVar("T")
-_requires = ("forward", "backward", "input", "output")
+_MODES = ("forward", "backward", "input", "output")
 
 
 class StepRun:
-    """Counters, selection and records of one step, and its `Writer`.
+    """Counters, selection and descriptions of one step. What it makes of a call goes to a Journal.
 
-    Records are collected without a lock (deques and dicts change atomically) and written by
-    `flush`, which may run in any thread.
+    Also the `Sink` of the descriptions.
     """
 
     def __init__(
@@ -37,36 +36,29 @@ class StepRun:
         wake: Callable[[StepRun], None],
     ) -> None:
         self.config = config
+        self.journal = Journal(writer, lambda: wake(self))
         self.writer = writer
         self.thread = thread
         self.passes = passes
-        self.records = 0
         self.rank: int | None = None
-        self.discarded = False
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
         self.hooked: dict[Any, bool] = {}  # modules that could have run → have a forward
         self.kept_nodes: list[Any] = []  # accumulators of leaves given to save()
-        self._drafts: dict[str, Any] = {}  # records that may still change: gradients of save()
         self.parameter_groups: weakref.WeakValueDictionary[str, Any] = (
             weakref.WeakValueDictionary()
         )
-        self._wake = wake
-        self._task = tasks.TASKS[config.task]
-        self._takes = {mode: mode in config.data_mode for mode in _requires}
+        self.task = tasks.TASKS[config.task]
+        self._takes = {mode: mode in config.data_mode for mode in _MODES}
+        self._takes["forward"] &= self.task.records
+        self.verdicts: Verdicts | None = None
         self._construct = config.extra_info and config.level != Level.L1
-        self._stacks_wanted = config.extra_info
+        self.listens = self._takes["backward"] or self._construct
         self.selection = Selection(
             config.names, config.scope, config.risk_level, expand=config.level == Level.MIX
         )
         self._tensor_list = Names(config.tensor_list)
         self._counts: dict[str, Any] = {}
         self._areas: set[str] = set()
-        self._pending: dict[str, Call] = {}
-        self._done: deque[tuple[str, Any]] = deque()
-        self._parents: deque[tuple[str, str | None]] = deque()
-        self._stacks: deque[tuple[str, Any]] = deque()
-        self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
-        self._flushing = threading.RLock()
         self.use_slices(())
 
     # ---- names and decisions -----------------------------------------------------------------
@@ -91,181 +83,117 @@ class StepRun:
         parent = self.parent(thread)
         return parent if isinstance(parent, Call) else None
 
-    def keeps(self, record: str) -> bool:
-        """Whether the tensors of this record are saved as files."""
-        return self._task.keeps_all or (bool(self._tensor_list) and self._tensor_list.match(record))
+    def takes(self, mode: str) -> bool:
+        """Whether data_mode and the task take this direction (forward, backward) or side."""
+        return self._takes[mode]
 
-    def _wants(self, call: Call, name: str, risk: str, within: bool) -> bool:
-        return self.selection.takes_all or self.selection.enter(name, risk, within)
-
-    # ---- forward -----------------------------------------------------------------------------
-
-    def begin(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """The call is about to run: record its inputs as they are now."""
-        spec = call.spec
-        risk = "CORE" if spec is None else spec.risk
+    def decide(self, call: Call) -> None:
+        """Whether the forward record is wanted; what `list` makes of the records within it."""
+        call.risk = "CORE" if call.spec is None else call.spec.risk
+        if self.selection.takes_all:
+            call.wanted = True
+            return
         parent = call.parent if isinstance(call.parent, Call) else None
-        call.wanted = self._wants(call, call.forward, risk, parent is not None and parent.within)
-        call.within = call.wanted or (parent is not None and parent.within)
-        takes = self._task.records and self._takes["forward"]
-        found: list[Any] = []
-        visit = self._visitor(call.wanted and takes and self._takes["input"], call.forward, found)
-        ignored = () if spec is None else spec.ignore_input
-        listed = [
-            None
-            if _ignores(ignored, i)
-            else self._argument(describe, a, f"{call.forward}.input.{i}", visit)
-            for i, a in enumerate(args)
-        ]
-        named = {
-            k: None if _ignores(ignored, k) else v
-            for k, v in self._argument(
-                describe_kwargs, kwargs, f"{call.forward}.kwargs", visit
-            ).items()
-        }
-        call.inputs = [*listed, *named.values()]
-        if call.wanted and takes:
-            if self._takes["input"]:
-                call.record = {"input_args": listed, "input_kwargs": named}
-            self._pending[call.forward] = call
-            if len(self._pending) == 1:
-                self._wake(self)
-        if (self._takes["backward"] or self._construct) and not (spec and spec.writes_arguments):
-            call.seen = gradients.watch(found)
+        within = parent is not None and parent.within
+        call.wanted = self.selection.enter(call.forward, call.risk, within)
+        if call.spec is None and self.selection.names:
+            # Both now: in backward the inner calls come before the module.
+            match = self.selection.names.match
+            call.within = within or match(call.forward)
+            call.within_backward = match(call.backward) or (
+                parent is not None and parent.within_backward
+            )
 
-    def finish(self, call: Call, result: Any, parameters: Any = None) -> None:
-        """The call has returned: record its outputs and listen for its gradients."""
-        spec = call.spec
-        takes = self._task.records and self._takes["forward"] and call.wanted
-        found: list[Any] = []
-        if takes and self._takes["output"] or call.seen is not None:
-            visit = self._visitor(takes and self._takes["output"], call.forward, found)
-            output = self._argument(describe_output, result, f"{call.forward}.output", visit)
-            if spec is not None and spec.ignore_output and isinstance(output, list):
-                output = [
-                    None if _ignores(spec.ignore_output, i) else e for i, e in enumerate(output)
-                ]
-            call.outputs = output
-            if takes and self._takes["output"]:
-                call.record["output"] = output
-                if parameters is not None:
-                    call.record["parameters"] = self._parameters(call, parameters)
-        self._pending.pop(call.forward, None)
-        if takes and call.record:
-            self.add_record(call.forward, call.record)
-        self._note(call.forward, call.parent_name(), wanted=call.wanted)
-        self.selection.leave(call.forward)
-        if call.seen is not None:
-            seen, call.seen = call.seen, None
-            gradients.attach(seen, found, self.passes, lambda: call)
-        call.record = {}
-
-    def fail(self, call: Call) -> None:
-        """The call has raised: its record ends with its inputs."""
-        call.failed = True
-        call.seen = None
-        self._note(call.forward, call.parent_name(), wanted=call.wanted)
-        self.selection.leave(call.forward)
-
-    def _parameters(self, call: Call, parameters: Any) -> dict[str, Any]:
-        visit = self._describers[self.keeps(call.forward)]
-        return {
-            name: self._argument(describe, value, f"{call.forward}.parameters.{name}", visit)
-            for name, value in parameters
-        }
-
-    def _note(self, name: str, parent: str | None, *, wanted: bool, stack: bool = True) -> None:
-        """Enter a record into construct.json and, for forwards, stack.json."""
-        if self._construct:
-            if parent in ("optimizer", "clip_grad") and parent not in self._areas:
-                self._areas.add(parent)
-                self._parents.append((parent, None))
-            self._parents.append((name, parent))
-        if stack and self._stacks_wanted and wanted and self._takes["forward"]:
-            self._stacks.append((name, callstack.capture()))
-
-    # ---- backward ----------------------------------------------------------------------------
-
-    def enter_backward(self, call: Call) -> bool:
+    def takes_backward(self, call: Call) -> bool:
         """A backward pass has reached the call: whether its record is wanted."""
-        if not self._takes["backward"] or not self._task.records:
+        if not self._takes["backward"] or not self.task.records:
             return False
+        if self.selection.takes_all:
+            return True
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within_backward
-        wanted = self._wants(call, call.backward, "CORE" if call.wanted else "LOW", within)
-        return wanted
-
-    def finish_backward(self, call: Call, record: dict[str, Any]) -> None:
-        """All gradients of one pass have arrived."""
-        name = call.backward_name()
-        if call.takes_backward:
-            for section in ("input", "output"):
-                if not self._takes[section]:
-                    del record[section]
-            if record:
-                self.add_record(name, record)
-        if self._takes["backward"]:
-            self._note(name, call.parent_backward(), wanted=False, stack=False)
-        self.selection.leave(call.backward)
-
-    def gradient_entry(self, call: Call, section: str, grad: Any, path: str) -> Any:
-        """Entry of a gradient; its place alone where data_mode leaves the section out."""
-        if not self._takes[section]:
-            return None
-        return self._describers[bool(path)](grad, path or f"{call.backward}.{section}")
+        return self.selection.enter(call.backward, call.risk, within)
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:
         """Whether a parameter gradient of module ``base`` is recorded."""
-        if not self._task.records or not self._takes["backward"]:
+        if not self.task.records or not self._takes["backward"] or self.task.only_bad:
             return False
         return backward_kept or self.selection.names.match(f"{base}.parameters_grad")
 
-    def parameter_entry(self, record: str, name: str, grad: Any) -> Any:
-        """Entry of a parameter's gradient."""
-        path = f"{record}.{name}"
-        return self._argument(describe, grad, path, self._describers[self.keeps(record)])
+    def keeps(self, record: str) -> bool:
+        """Whether the tensors of this record are saved as files, whatever they hold."""
+        if self.verdicts is not None:
+            return False  # the verdict says which
+        return self.task.keeps_all or (bool(self._tensor_list) and self._tensor_list.match(record))
 
-    def add_record(self, name: str, record: Any) -> None:
-        """A complete record."""
-        self.records += 1
-        self._done.append((name, record))
-        if len(self._done) == 1:
-            self._wake(self)
+    def needs_paths(self, record: str) -> bool:
+        """Whether file names are made of the places of this record's tensors."""
+        return self.verdicts is not None or self.keeps(record)
 
-    def draft_record(self, name: str, record: Any) -> None:
-        """A record that may still change until the step ends."""
-        self._drafts[name] = record
-        self._wake(self)
-
-    def saved_entry(self, value: Any, path: str) -> Any:
-        """Entry of a tensor given to save(), or of its gradient."""
-        return self._describers[self._task.keeps_all](value, path)
+    def judge_by(
+        self, is_bad: Callable[[str, Any], bool], limit: int, end: Callable[[str], None]
+    ) -> None:
+        """Keep the tensors of bad calls only, and ``end`` collecting after ``limit`` of them."""
+        self.verdicts = Verdicts(
+            is_bad,
+            limit,
+            only_bad=self.task.only_bad,
+            keep=self.keep,
+            problem=self.problem,
+            end=end,
+        )
 
     # ---- describing --------------------------------------------------------------------------
 
     def use_slices(self, more: Sequence[Any]) -> None:
         """Cut tensors by the rules of the configuration and then by ``more``."""
         config = self.config
+        mode = "nan" if self.task.marks_nan else config.summary_mode
         rules = (*config.slices, *more)
         self._describers: dict[bool, OnTensor] = {
-            keeps: tasks.describer(
-                config.summary_mode, config.precision == "high", rules, self, keeps
-            )
+            keeps: tasks.describer(mode, config.precision == "high", rules, self, keeps)
             for keeps in (False, True)
         }
 
-    def _visitor(self, described: bool, record: str, found: list[Any]) -> OnTensor:
-        on_tensor = self._describers[self.keeps(record)] if described else tasks.blank
+    def on_tensor(self, record: str) -> OnTensor:
+        """What describes the tensors of this record."""
+        return self._describers[self.keeps(record)]
+
+    def on_gradient(self, call: Call) -> OnTensor:
+        """What describes the gradients of this call."""
+        describe_one = self.on_tensor(call.backward)
+        verdicts = self.verdicts
+        if verdicts is None:
+            return describe_one
 
         def visit(value: Any, path: str) -> Any:
-            entry = on_tensor(value, path)
-            if type(entry) is TensorEntry:
-                found.append(value)
+            entry = describe_one(value, path)
+            verdicts.hold(call.held_grads, entry, path, value, copy=False)
             return entry
 
         return visit
 
-    def _argument(
+    def visitor(self, call: Call, found: list[Any], *, described: bool, before: bool) -> OnTensor:
+        """What describes the arguments or results of this call, and notes tensors in ``found``."""
+        on_tensor = self.on_tensor(call.forward) if described else tasks.blank
+        verdicts = self.verdicts if described else None
+        copy = before and verdicts is not None and verdicts.may_write(call)
+
+        def visit(value: Any, path: str) -> Any:
+            try:
+                entry = on_tensor(value, path)
+            except Exception as error:
+                self.writer.log(path, error)
+                entry = tasks.bare_entry(value)
+            if type(entry) is TensorEntry:
+                found.append(value)
+                if verdicts is not None:
+                    verdicts.hold(call.held, entry, path, value, copy=copy)
+            return entry
+
+        return visit
+
+    def argument(
         self, walk: Callable[[Any, str, OnTensor], T], value: Any, path: str, visit: OnTensor
     ) -> T | Any:
         """One argument. If it can not be described, the log says why and the rest stands."""
@@ -276,16 +204,38 @@ class StepRun:
             kind = type(value)
             return Entry(type=f"{kind.__module__}.{kind.__qualname__}", value=None)
 
+    def mark(self, record: dict[str, Any], results: Any) -> None:
+        """Task nan_check: field ``is_nan`` of a record, known once its values are read back."""
+        if self.task.marks_nan:
+            record["is_nan"] = 0
+            self.journal.defer(
+                None,
+                lambda _: record.__setitem__(
+                    "is_nan", int(any(entry.bad for entry in tensor_entries(results)))
+                ),
+            )
+
+    def note(self, name: str, parent: str | None) -> None:
+        """Enter a record into construct.json."""
+        if self._construct:
+            if parent in ("optimizer", "clip_grad") and parent not in self._areas:
+                self._areas.add(parent)
+                self.journal.parent(parent, None)
+            self.journal.parent(name, parent)
+
+    def saved_entry(self, value: Any, path: str) -> Any:
+        """Entry of a tensor given to save(), or of its gradient."""
+        return self._describers[self.task.keeps_all](value, path)
+
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Sink: read these values back at the next flush."""
-        self._deferred.append((deferred, use))
+        self.journal.defer(deferred, use)
 
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""
         if hasattr(tensor, "layout"):
             tensor = tasks.host_copy(tensor)
-        with self._flushing:
-            return self.writer.save_tensor(path, tensor)
+        return self.journal.save_tensor(path, tensor)
 
     def problem(self, path: str, reason: str) -> None:
         """Sink: a value that could not be computed."""
@@ -322,65 +272,10 @@ class StepRun:
             "selection_unmatched": unmet,
         }
 
-    # ---- writing -----------------------------------------------------------------------------
-
-    def flush(self, compact: bool = False) -> None:
-        """Write what has been collected. Errors of the file system are logged, not raised."""
-        with self._flushing:
-            if self.discarded:
-                return
-            running = list(self._pending.items())
-            records = _drain(self._done)
-            deferred = _drain(self._deferred)
-            if deferred:
-                values = stats.read_back([d for d, _ in deferred])
-                for (_, use), read in zip(deferred, values, strict=True):
-                    use(read)
-            for name, call in running:
-                if not call.failed:
-                    break
-                self._pending.pop(name, None)
-                records.append((name, call.record))
-            ended = {name for name, _ in records}
-            draft = [(n, c.record) for n, c in running if n not in ended and c.record]
-            draft += list(self._drafts.items())
-            self._write(records, draft, compact)
-
-    def _write(self, records: list[Any], draft: list[Any], compact: bool) -> None:
-        try:
-            self.writer.append(
-                records, draft, _drain(self._parents), _drain(self._stacks), callstack.render
-            )
-            if compact:
-                self.writer.compact(callstack.render)
-        except OSError as error:
-            self.writer.log("writing the records", error)
-
-    def move_to(self, folder: str) -> None:
-        """Go on in another folder, with all that has been written."""
-        with self._flushing:
-            self.flush()
-            self.writer.move_to(folder)
-
     def close(self, notes: Mapping[str, Any]) -> None:
-        """Write everything and close the files; what still arrives opens them again.
-
-        ``notes`` are further entries of coverage.json.
-        """
-        for call in list(self._pending.values()):
-            call.failed = True
+        """End the step. ``notes`` are further entries of coverage.json."""
         self.kept_nodes = []
-        for name, record in self._drafts.items():
-            self.add_record(name, record)
-        self._drafts = {}
-        self.flush(compact=True)
-        with self._flushing:
-            missing = self.missing()
-            self._say_missing(missing)
-            self.writer.write_json("coverage.json", {**missing, **notes})
-            self.writer.close()
-
-    def _say_missing(self, missing: Mapping[str, list[str]]) -> None:
+        missing = self.missing()
         never = missing["modules_never_called"]
         said = list(missing["selection_unmatched"])
         if never:
@@ -388,19 +283,4 @@ class StepRun:
             said.append(f"{len(never)} modules were never called ({first})")
         if said:
             self.writer.log("not recorded", "; ".join(said))
-
-    def discard(self) -> None:
-        """Remove what was collected; what still arrives is dropped."""
-        with self._flushing:
-            self.discarded = True
-            self.writer.discard()
-
-def _drain(queue: deque[Any]) -> list[Any]:
-    items = []
-    while queue:
-        items.append(queue.popleft())
-    return items
-
-
-def _ignores(rule: Any, place: int | str) -> bool:
-    return bool(rule) and (rule == "all" or place in rule)
+        self.journal.close({**missing, **notes})

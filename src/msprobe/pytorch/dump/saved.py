@@ -76,7 +76,7 @@ class SavedGradients:
         """(Re)write the record."""
         places = iter(range(len(self._paths)))
         record = mirror(self._entries, self._name, lambda _: self._grads.get(next(places)))
-        self._run.draft_record(self._name, record)
+        self._run.journal.draft(self._name, record)
 
 
 def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
@@ -92,7 +92,7 @@ def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
         return entry
 
     entries = describe(variable, record, visit)
-    run.add_record(record, entries)
+    run.journal.add(record, entries)
     if save_backward:
         listener = SavedGradients(run, f"{name}_grad.{count}.debug", entries)
         listener.write()

@@ -11,21 +11,22 @@ from typing import Any
 
 from torch import nn
 
-from msprobe.errors import UsageError
-
 from . import device, gradients
 from .api_dump import ops, wrap
 from .api_dump.collectives import Works, work_patch
 from .api_dump.custom import CustomApis, triton_patch
+from .arguments import check_models, check_rank_id, check_token_range
 from .config import DumpConfig, Level
 from .flusher import Flusher
 from .gate import Gate
-from .module_dump.hooks import ModuleHook, add_hooks, named_hooks
+from .module_dump.focus import Focus
+from .module_dump.hooks import named_hooks
 from .reload import ConfigFile
 from .run import StepRun
 from .saved import save
 from .tasks import TASKS
-from .tokens import check_token_range, request_slice, watch_tokens
+from .tokens import request_slice, watch_tokens
+from .verdicts import Bench, has_overflow, read_bench
 from .window import Window
 from .writer import Writer
 
@@ -60,7 +61,7 @@ class Session:
         self._passes = gradients.Passes()
         self._flusher = Flusher()
         self._wrappers: list[tuple[Any, str, Any]] = []
-        self._focus: list[Any] = []
+        self.focus = Focus(self.gate)
         self._said: set[str] = set()
         if config.level in (Level.L1, Level.MIX) and not off:
             self._builtin_wrappers()
@@ -79,8 +80,9 @@ class Session:
     ) -> None:
         """Open a window; on an unwanted step or rank nothing is installed."""
         tokens = check_token_range(token_range)
-        _check_rank_id(rank_id)
-        models, listed = self._check_models(model, needed=tokens is not None)
+        check_rank_id(rank_id)
+        model = self.model if model is None else model
+        models, listed = check_models(model, self.config.level, needed=tokens is not None)
         rows = request_slice(self.config.request_id, scheduled_tokens)
         self.facade.service.first_start = False
         self.reload()
@@ -110,12 +112,12 @@ class Session:
         """Close the window and write what it has collected."""
         if self.window.is_open:
             self.gate.open = False
-            self.end_focus(forgotten=True)
+            self.focus.end(forgotten=True)
             self.window.close()
             self.works.finish_all()
         if self.run is not None:
             self._passes.finish_all()
-            self.run.guard("stop", self.run.flush, True)
+            self.run.guard("stop", self.run.journal.flush, True)
 
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
@@ -158,7 +160,7 @@ class Session:
         if self.run is None:
             self.config = self._file.current(self.config, force=force)
 
-    # ---- single values and single modules ------------------------------------------------------
+    # ---- what the user names one by one ---------------------------------------------------------
 
     def save(self, variable: Any, name: str, save_backward: bool) -> None:
         """Record one value (level debug); at other levels say once that nothing happens."""
@@ -169,28 +171,6 @@ class Session:
         if self._wants_step(()) and self._wants_rank(rank):
             run = self._open_run(rank)
             run.guard(name, save, run, variable, name, save_backward)
-
-    def begin_focus(self, module: nn.Module, name: str) -> None:
-        """Record only this module, under this name, until `end_focus`."""
-        if not self.window.is_open:
-            return
-        if self.gate.focus:
-            self._say_once("module_dump() inside module_dump(): the second call is ignored.")
-            return
-        self.gate.focus = True
-        self._focus = add_hooks(module, ModuleHook(self.gate, None, name, focused=True))
-
-    def end_focus(self, *, forgotten: bool = False) -> None:
-        """End `begin_focus`."""
-        if self.gate.focus and forgotten:
-            _logger.warning(
-                "module_dump() was not ended before stop(): only that module was recorded since."
-                " Call module_dump_end() after it has run."
-            )
-        self.gate.focus = False
-        for handle in self._focus:
-            handle.remove()
-        self._focus = []
 
     def register(self, module: Any, api: Any, prefix: Any) -> None:
         """Add a function of the user's, at once if a window is open."""
@@ -204,27 +184,6 @@ class Session:
             self.window.patches.undo(module, api)
 
     # ---- parts -------------------------------------------------------------------------------
-
-    def _check_models(self, model: Any, *, needed: bool) -> tuple[list[nn.Module], bool]:
-        model = self.model if model is None else model
-        if model is None:
-            if needed or self.config.level in (Level.L0, Level.MIX):
-                why = "token_range" if needed else f"level {self.config.level}"
-                raise UsageError(
-                    f"start() got no model, and {why} needs one: call debugger.start(model), or"
-                    " use level L1 to record functions only."
-                )
-            return [], False
-        listed = isinstance(model, (list, tuple))
-        models = list(model) if listed else [model]
-        for number, part in enumerate(models):
-            if not isinstance(part, nn.Module):
-                place = f"model[{number}]" if listed else "model"
-                raise UsageError(
-                    f"start(): {place} is a {type(part).__name__}; expected a torch.nn.Module or"
-                    " a list or tuple of them. Example: debugger.start(model=net)."
-                )
-        return models, listed
 
     def _wants_step(self, rows: Any) -> bool:
         config = self.config
@@ -265,29 +224,54 @@ class Session:
         writer = Writer(
             self._folder(rank),
             {"task": config.task, "level": config.level.value, "framework": "pytorch"},
-            keeps_tensors=task.keeps_all or bool(config.tensor_list),
+            keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
             extra=config.extra_info,
         )
         run = StepRun(config, writer, self.gate.thread, self._passes, self._flusher.wake)
         run.rank = rank
+        if task.only_bad:
+            run.judge_by(has_overflow, config.overflow_nums, self._end_collecting)
+        elif config.bench_path is not None:
+            bench = self._bench(config.bench_path, rank)
+            run.judge_by(bench.differs, config.diff_nums, self._end_collecting)
         return run
 
+    def _bench(self, path: str, rank: int | None) -> Bench:
+        try:
+            return Bench(read_bench(path, self.step_number, self._rank_name(rank)))
+        except (OSError, ValueError, KeyError) as error:
+            _logger.warning(
+                "bench_path: step %d has no readable dump to compare with, so no tensor of this"
+                " step is saved: %s", self.step_number, error,
+            )
+            return Bench({})
+
+    def _end_collecting(self, why: str) -> None:
+        """A task has seen what it was to see. What is installed goes at the next stop()."""
+        _logger.warning("%s", why)
+        self.gate.open = False
+        self.over = True
+
+    @staticmethod
+    def _rank_name(rank: int | None) -> str:
+        return f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+
     def _folder(self, rank: int | None) -> str:
-        name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-        return os.path.join(self.config.dump_path, f"step{self.step_number}", name)
+        step = f"step{self.step_number}"
+        return os.path.join(self.config.dump_path, step, self._rank_name(rank))
 
     def _move(self, run: StepRun, rank: int) -> None:
         """The rank has become known: the folder of the step gets its name."""
         if run.rank is None:
             run.rank = rank
-            run.guard("renaming the folder", run.move_to, self._folder(rank))
+            run.guard("renaming the folder", run.journal.move_to, self._folder(rank))
 
     def _close_run(self, *, discard: bool = False) -> None:
         run, self.run, self.gate.run = self.run, None, None
         if run is None:
             return
         if discard:
-            run.guard("step(dump=False)", run.discard)
+            run.guard("step(dump=False)", run.journal.discard)
             return
         rank = device.current_rank()
         if rank is not None:
@@ -295,7 +279,7 @@ class Session:
         run.guard("step", run.close, {"apis_not_in_this_torch": self.missing_apis})
         if run.rank in (None, 0):
             where = os.path.dirname(run.writer.folder)
-            _logger.info("dump.json is at %s (%d records)", where, run.records)
+            _logger.info("dump.json is at %s (%d records)", where, run.journal.records)
 
     def _builtin_wrappers(self) -> list[tuple[Any, str, Any]]:
         if not self._wrappers:
@@ -307,14 +291,6 @@ class Session:
         if text not in self._said:
             self._said.add(text)
             _logger.warning("%s", text)
-
-
-def _check_rank_id(rank_id: Any) -> None:
-    if rank_id is not None and (type(rank_id) is not int or rank_id < 0):
-        raise UsageError(
-            f"start(rank_id={rank_id!r}): expected an integer >= 0 that is unique among the"
-            " processes that write to this dump_path, or None. Example: start(model, rank_id=3)."
-        )
 
 
 def _forget_in_children(session: Session) -> None:

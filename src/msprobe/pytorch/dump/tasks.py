@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from . import stats
-from .describe import OnTensor, TensorEntry, plain_tensor, tensor_type
+from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type
 
 _narrow = torch.Tensor.narrow
 _clone = torch.Tensor.clone
@@ -34,22 +34,29 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. ``records``: writes to dump.json at all. ``keeps_all``: every tensor as a file."""
+    """A task.
+
+    ``records``: it writes to dump.json at all. ``keeps_all``: every tensor as a file.
+    ``only_bad``: only calls that bring NaN or infinity are recorded, with their tensors.
+    ``marks_nan``: instead of statistics a record tells whether it brings NaN or infinity.
+    """
 
     records: bool = True
     keeps_all: bool = False
+    only_bad: bool = False
+    marks_nan: bool = False
 
 
 TASKS: dict[str, Task] = {
     "statistics": Task(),
     "tensor": Task(keeps_all=True),
     "structure": Task(records=False),
+    "acc_check": Task(),
+    "overflow_check": Task(only_bad=True),
+    "nan_check": Task(marks_nan=True),
 }
 
-_STATISTICS = ("Max", "Min", "Mean", "Norm")
-
-
-def _set_statistics(entry: TensorEntry, values: Sequence[Any]) -> None:
+def _set_statistics(entry: Entry, values: Sequence[Any]) -> None:
     entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
 
 
@@ -67,6 +74,26 @@ def _statistics(entry: TensorEntry, tensor: Any, path: str, high: bool, sink: Si
         entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
     else:
         sink.defer(values, lambda read: _set_statistics(entry, read))
+
+
+def _watch_nan(entry: TensorEntry, tensor: Any, path: str, sink: Sink) -> None:
+    """Attribute ``bad`` of the entry; a tensor that can not be read counts as good, and is logged."""
+    entry.bad = False
+    if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return
+
+    def judge(values: Sequence[Any]) -> None:
+        entry.bad = any(value is not None and value - value != 0 for value in values[:2])
+
+    try:
+        values = stats.statistics(tensor)
+    except stats.CannotMeasure as reason:
+        sink.problem(path, f"is_nan does not cover {entry['dtype']}: {reason}")
+        return
+    if type(values) is list:
+        judge(values)
+    else:
+        sink.defer(values, judge)
 
 
 def _checksum(
@@ -88,14 +115,14 @@ def _checksum(
 
 
 def describer(
-    summary_mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool
+    mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool
 ) -> OnTensor:
     """The function that describes one tensor or numpy array, for `describe`.
 
-    Fields in the order of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
+    ``mode`` is statistics, md5, xor, or nan for a record that only tells NaN. Fields in the order of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
     """
 
-    def on_tensor(value: Any, path: str) -> TensorEntry:
+    def on_tensor(value: Any, path: str) -> Entry:
         if type(value) is np.ndarray or isinstance(value, np.ndarray):
             return _array_entry(value, path, sink, keeps)
         plain = None if _interpreter() is not None else plain_tensor(value)
@@ -104,7 +131,9 @@ def describer(
             shown = plain = sliced(plain, slices)
         entry = TensorEntry(type=tensor_type(type(value)), dtype=str(value.dtype))
         entry["shape"] = list(shown.shape)
-        if summary_mode == "xor":
+        if mode == "nan":
+            _watch_nan(entry, plain, path, sink)
+        elif mode == "xor":
             _checksum(entry, plain, path, sink, stats.xor64)
         else:
             _statistics(entry, plain, path, high, sink)
@@ -113,7 +142,7 @@ def describer(
             _placements(entry, value)
         if keeps and plain is not None and plain.numel() and plain.device.type != "meta":
             entry["data_name"] = sink.keep(path, plain)
-        if summary_mode == "md5":
+        if mode == "md5":
             _checksum(entry, plain, path, sink, stats.crc32)
         return entry
 
@@ -123,6 +152,16 @@ def describer(
 def blank(value: Any, path: str) -> TensorEntry:
     """The place of a tensor without any description."""
     return TensorEntry()
+
+
+def bare_entry(value: Any) -> TensorEntry:
+    """What can be said of a tensor whose description has failed."""
+    entry = TensorEntry(type=tensor_type(type(value)), dtype=str(value.dtype))
+    entry["shape"] = list(value.shape)
+    entry["Max"] = entry["Min"] = entry["Mean"] = entry["Norm"] = None
+    entry["requires_grad"] = value.requires_grad
+    entry.bad = False
+    return entry
 
 
 def sliced(tensor: Any, slices: Sequence[Any]) -> Any:
@@ -151,9 +190,9 @@ def host_copy(tensor: Any) -> Any:
     return host
 
 
-def _array_entry(array: Any, path: str, sink: Sink, keeps: bool) -> TensorEntry:
+def _array_entry(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:
     """Entry of a numpy array. Statistics in numpy's own arithmetic; null for text and empty."""
-    entry = TensorEntry(type="numpy.ndarray", dtype=_dtype_name(array), shape=list(array.shape))
+    entry = Entry(type="numpy.ndarray", dtype=_dtype_name(array), shape=list(array.shape))
     values: list[Any] = [None] * 4
     if array.size and array.dtype.kind in "biufc":
         magnitude = np.abs(array) if array.dtype.kind == "c" else array

@@ -14,25 +14,6 @@ from .gate import Gate
 from .module_dump.hooks import Hook
 
 
-def check_token_range(token_range: Any) -> tuple[int, int] | None:
-    """``[first, last]`` as a pair, None for None. UsageError for anything else."""
-    if token_range is None:
-        return None
-    good = isinstance(token_range, (list, tuple)) and len(token_range) == 2
-    if not good or any(type(n) is not int or n < 0 for n in token_range):
-        raise UsageError(
-            f"start(token_range={token_range!r}): expected [first, last], two integers >= 0."
-            " Example: start(model, token_range=[1, 3])."
-        )
-    first, last = token_range
-    if first > last:
-        raise UsageError(
-            f"start(token_range={token_range!r}): the first token is after the last."
-            f" Example: start(model, token_range=[{last}, {first}])."
-        )
-    return first, last
-
-
 def watch_tokens(model: nn.Module, first: int, last: int, gate: Gate) -> list[Any]:
     """Open the gate from the ``first`` to the ``last`` call of ``model``; the hook's handle."""
     calls = 0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .. import recording
 from ..call import Call
 
 
@@ -56,7 +57,7 @@ class Works:
         started.left -= 1
         if started.left == 0:
             call = started.call
-            call.run.guard(call.forward, call.run.finish, call, started.values)
+            call.run.guard(call.forward, recording.finish, call, started.values)
 
     def finish_all(self) -> None:
         """At stop(): record what nobody has waited for, without waiting ourselves.
@@ -68,10 +69,10 @@ class Works:
         for started in left:
             call = started.call
             if all(work.is_completed() for work in started.works):
-                call.run.guard(call.forward, call.run.finish, call, started.values)
+                call.run.guard(call.forward, recording.finish, call, started.values)
             else:
                 call.run.problem(call.forward, "no output: nobody has waited for the collective")
-                call.run.guard(call.forward, call.run.fail, call)
+                call.run.guard(call.forward, recording.fail, call)
 
 
 def all_arguments(args: Any, kwargs: Any) -> Any:

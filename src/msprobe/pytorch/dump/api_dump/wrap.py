@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import recording
 from ..call import Call
 from ..gate import Gate
 from ..names import api_records
@@ -122,15 +123,15 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
     call.spec = wrapper
     thread.inside = True
     try:
-        run.guard(forward, run.begin, call, args, kwargs)
+        run.guard(forward, recording.begin, call, args, kwargs)
         try:
             result = wrapper.original(*args, **kwargs)
         except BaseException:
-            run.guard(forward, run.fail, call)
+            run.guard(forward, recording.fail, call)
             raise
         if wrapper.works is None or not wrapper.works.take(call, result, args, kwargs):
             shown = all_arguments(args, kwargs) if wrapper.writes_arguments else result
-            run.guard(forward, run.finish, call, shown)
+            run.guard(forward, recording.finish, call, shown)
         return result
     finally:
         thread.inside = False

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import gradients
+from .. import gradients, recording
 from ..call import Call
+from ..describe import describe
 from ..gate import Gate
 from ..names import module_base, module_records, parameters_grad_record
 
@@ -47,7 +48,7 @@ class ModuleHook:
         call.raised = sys.exc_info()[1]
         run.called.add((self.index, self.fqn))
         thread.modules.append(call)
-        run.guard(forward, run.begin, call, args, kwargs)
+        run.guard(forward, recording.begin, call, args, kwargs)
         if call.seen is not None and module._parameters:
             run.guard(forward, _listen, call, module)
 
@@ -61,12 +62,12 @@ class ModuleHook:
         call = modules[place]
         del modules[place:]  # with what an interrupted forward has left above it
         if sys.exc_info()[1] is not call.raised:
-            call.run.guard(call.forward, call.run.fail, call)
+            call.run.guard(call.forward, recording.fail, call)
         elif self._is_off() or call.run is not self._gate.run:
-            call.run.guard(call.forward, call.run.fail, call)
+            call.run.guard(call.forward, recording.fail, call)
         else:
             own = [(name, p) for name, p in module._parameters.items() if p is not None]
-            call.run.guard(call.forward, call.run.finish, call, result, own)
+            call.run.guard(call.forward, recording.finish, call, result, own)
 
 
 class Hook:
@@ -176,7 +177,8 @@ class ParameterGroup:
             number = run.count(f"{self._base}.parameters_grad")
             self._record = parameters_grad_record(self._base, number)
             run.passes.join(task, self)
-        self._arrived[name] = [run.parameter_entry(self._record, name, grad)]
+        path, visit = f"{self._record}.{name}", run.on_tensor(self._record)
+        self._arrived[name] = [run.argument(describe, grad, path, visit)]
         if len(self._arrived) == len(self._nodes):
             self.finish(task)
 
@@ -187,7 +189,8 @@ class ParameterGroup:
         self._task = None
         self.passes.pop(task, None)
         arrived, self._arrived = self._arrived, {}
-        self._run.guard(self._record, self._run.add_record, self._record, arrived)
+        if arrived:
+            self._run.guard(self._record, self._run.journal.add, self._record, arrived)
 
 
 def _listen(call: Call, module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from typing import Any
@@ -11,9 +10,10 @@ from torch import nn
 
 from msprobe.errors import UsageError
 
-from .dump.config import DumpConfig, check_dump_path, load_config
-from .dump.saved import check_saved
-from .dump.session import Session
+from ..dump.config import DumpConfig, check_dump_path, load_config
+from ..dump.saved import check_saved
+from ..dump.session import Session
+from .service import ConfigView, Service
 
 _session: Session | None = None
 
@@ -212,54 +212,6 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         self._session.reload(force=force)
 
 
-class ConfigView:
-    """The session's configuration as an object with attributes, as frameworks read it."""
-
-    def __init__(self, session: Session) -> None:
-        object.__setattr__(self, "_session", session)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._session.config, name)
-        return str(value) if name == "level" else value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in {field.name for field in dataclasses.fields(DumpConfig)}:
-            raise AttributeError(f"the configuration has no {name!r}")
-        if name != "dump_path":
-            raise AttributeError(
-                f"{name!r} can not be changed on a live debugger; only dump_path can, between two"
-                " windows. Set PrecisionDebugger._instance = None and construct a new one."
-            )
-        path = os.path.expanduser(os.fspath(value))
-        check_dump_path(path)
-        self._session.config = dataclasses.replace(self._session.config, dump_path=path)
-
-
-class Service:
-    """What frameworks reach through ``debugger.service`` (research: verl, MindSpeed-RL, recipes)."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.config = ConfigView(session)
-        self.first_start = True
-
-    @property
-    def should_stop_service(self) -> bool:
-        """Whether collecting has ended for this process (the last wanted step is over)."""
-        return self._session.over or self._session.closed
-
-    @property
-    def current_iter(self) -> int:
-        """Number of the current step."""
-        return self._session.step_number
-
-    def reset_status(self) -> None:
-        """Write what has been recorded and begin anew at step 0, with counters at 0."""
-        self._session.reset()
-
-    _reset_status = reset_status
-
-
 def module_dump(module: nn.Module, module_name: str) -> None:
     """Record only ``module``, as ``Module.<module_name>.<Class>``, until `module_dump_end`.
 
@@ -271,12 +223,12 @@ def module_dump(module: nn.Module, module_name: str) -> None:
         raise UsageError(f"module_dump: module is a {kind}; expected a torch.nn.Module.")
     if not isinstance(module_name, str) or not module_name:
         raise UsageError(f"module_dump: module_name is {module_name!r}; expected a non-empty str.")
-    _current("module_dump").begin_focus(module, module_name)
+    _current("module_dump").focus.begin(module, module_name)
 
 
 def module_dump_end() -> None:
     """End `module_dump`: everything is recorded again."""
-    _current("module_dump_end").end_focus()
+    _current("module_dump_end").focus.end()
 
 
 def _current(call: str) -> Session:

@@ -1,0 +1,141 @@
+"""What one step has collected and not yet written, and the writing of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import callstack, stats
+from .writer import Writer
+
+
+class Journal:
+    """Queues between the threads that record and whoever flushes.
+
+    Recording takes no lock: deques and dicts change atomically. A flush takes the queues over in
+    an order that loses nothing: first what is running, then what is done, then the values.
+    """
+
+    def __init__(self, writer: Writer, wake: Callable[[], None]) -> None:
+        self.writer = writer
+        self.records = 0
+        self.running: dict[str, Any] = {}  # name → Call: begun, not returned
+        self.drafts: dict[str, Any] = {}  # records that may still change: gradients of save()
+        self._wake = wake
+        self._done: deque[tuple[str, Any]] = deque()
+        self._parents: deque[tuple[str, str | None]] = deque()
+        self._stacks: deque[tuple[str, Any]] = deque()
+        self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
+        self._lock = threading.RLock()
+        self._discarded = False
+
+    def add(self, name: str, record: Any) -> None:
+        """A complete record."""
+        self.records += 1
+        self._done.append((name, record))
+        if len(self._done) == 1:
+            self._wake()
+
+    def begin(self, call: Any) -> None:
+        """A call whose record so far is written as the last one, until it returns."""
+        self.running[call.forward] = call
+        if len(self.running) == 1:
+            self._wake()
+
+    def end(self, call: Any) -> None:
+        """The call has returned."""
+        self.running.pop(call.forward, None)
+
+    def draft(self, name: str, record: Any) -> None:
+        """A record that may still change until the step ends."""
+        self.drafts[name] = record
+        self._wake()
+
+    def parent(self, name: str, parent: str | None) -> None:
+        """A line of construct.json."""
+        self._parents.append((name, parent))
+
+    def stack(self, name: str) -> None:
+        """Note the stack of the caller for stack.json."""
+        self._stacks.append((name, callstack.capture()))
+
+    def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
+        """Read these values back at the next flush, all in one copy, and ``use`` them.
+
+        None calls ``use`` as well, after what was deferred before.
+        """
+        self._deferred.append((deferred, use))
+
+    def save_tensor(self, path: str, tensor: Any) -> str:
+        """Write a tensor at once; the file is complete before its record is written."""
+        with self._lock:
+            return self.writer.save_tensor(path, tensor)
+
+    def flush(self, compact: bool = False) -> None:
+        """Write what has been collected. Errors of the file system are logged, not raised."""
+        with self._lock:
+            if self._discarded:
+                return
+            running = list(self.running.items())
+            records = _drain(self._done)
+            self.read_back()
+            for name, call in running:
+                if not call.failed:
+                    break  # failed calls keep their place behind the call they ran in
+                self.running.pop(name, None)
+                if call.record:
+                    records.append((name, call.record))
+            ended = {name for name, _ in records}
+            draft = [(n, c.record) for n, c in running if n not in ended and c.record]
+            self._write(records, [*draft, *list(self.drafts.items())], compact)
+
+    def read_back(self) -> None:
+        """Bring all values that are still on a device to the host, in one copy."""
+        deferred = _drain(self._deferred)
+        waiting = [values for values, _ in deferred if values is not None]
+        read = iter(stats.read_back(waiting) if waiting else ())
+        for values, use in deferred:
+            use(None if values is None else next(read))
+
+    def _write(self, records: list[Any], draft: list[Any], compact: bool) -> None:
+        try:
+            self.writer.append(
+                records, draft, _drain(self._parents), _drain(self._stacks), callstack.render
+            )
+            if compact:
+                self.writer.compact(callstack.render)
+        except OSError as error:
+            self.writer.log("writing the records", error)
+
+    def move_to(self, folder: str) -> None:
+        """Go on in another folder, with all that has been written."""
+        with self._lock:
+            self.flush()
+            self.writer.move_to(folder)
+
+    def close(self, coverage: Mapping[str, Any]) -> None:
+        """Write everything and close the files; what still arrives opens them again."""
+        for call in list(self.running.values()):
+            call.failed = True
+        for name, record in self.drafts.items():
+            self.add(name, record)
+        self.drafts = {}
+        self.flush(compact=True)
+        with self._lock:
+            self.writer.write_json("coverage.json", coverage)
+            self.writer.close()
+
+    def discard(self) -> None:
+        """Remove what was collected; what still arrives is dropped."""
+        with self._lock:
+            self._discarded = True
+            self.writer.discard()
+
+
+def _drain(queue: deque[Any]) -> list[Any]:
+    items = []
+    while queue:
+        items.append(queue.popleft())
+    return items

@@ -1,0 +1,194 @@
+"""Max, Min, Mean and Norm of a strided, non-empty CPU tensor, each byte read from memory once."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from ctypes import c_float
+from typing import Any
+
+import torch
+
+from .pieces import in_memory_order, pieces
+
+# Bound at import: these names are patched while a window is open.
+_abs = torch.abs
+_amax = torch.amax
+_amin = torch.amin
+_aminmax = torch.aminmax
+_bitwise_xor = torch.bitwise_xor
+_copy_ = torch.Tensor.copy_
+_dot = torch.dot
+_empty = torch.empty
+_is_contiguous = torch.Tensor.is_contiguous
+_item = torch.Tensor.item
+_narrow = torch.Tensor.narrow
+_numel = torch.Tensor.numel
+_stack = torch.stack
+_sum = torch.sum
+_threads = torch.get_num_threads
+_to = torch.Tensor.to
+_vector_norm = torch.linalg.vector_norm
+_view = torch.Tensor.view
+
+Values = list[Any]
+SMALL = 1 << 15  # elements up to which reductions of the whole are as fast as the walk in pieces
+PIECE_BYTES = 1 << 19  # per thread: a piece and its float32 copy stay in a 1 MB cache
+SIGN = -(1 << 63)
+_SINGLE = torch.float32
+_DOUBLE = torch.float64
+# A sum of squares outside of these bounds may have lost terms to underflow, or overflowed.
+_SQUARES = {_SINGLE: (1e-30, torch.finfo(_SINGLE).max), _DOUBLE: (1e-290, torch.finfo(_DOUBLE).max)}
+
+
+def scalar(tensor: torch.Tensor) -> Values:
+    """The value of a 0-dim tensor as Max, Min and Mean, its absolute value as Norm."""
+    value = _item(tensor)
+    if isinstance(value, bool):
+        return [value, value, None, None]
+    if isinstance(value, complex):
+        return [_item(_abs(tensor))] * 3 + [None]
+    return [value, value, value, abs(value)]
+
+
+def integers(tensor: torch.Tensor, high: bool) -> Values:
+    """Exact Max and Min."""
+    return [*_extremes(tensor), None, None]
+
+
+def uint64s(tensor: torch.Tensor, high: bool) -> Values:
+    """Exact Max and Min, found in the signed numbers 2**63 below: torch compares only those."""
+    top, low = _extremes(_bitwise_xor(_view(tensor, torch.int64), SIGN))
+    return [top - SIGN, low - SIGN, None, None]
+
+
+def bools(tensor: torch.Tensor, high: bool) -> Values:
+    """Whether any and whether all elements are true."""
+    top, low = _extremes(_view(tensor, torch.uint8))
+    return [bool(top), bool(low), None, None]
+
+
+def magnitudes(tensor: torch.Tensor, high: bool) -> Values:
+    """Max, Min and Mean of the absolute values of a complex tensor."""
+    work = _DOUBLE if tensor.dtype is torch.complex128 else _SINGLE
+    distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
+    top, low, total, _ = _walked(distinct, work)
+    return [top, low, _mean(total, _numel(distinct), work), None]
+
+
+def floats(tensor: torch.Tensor, high: bool) -> Values:
+    """All four. Sums are made in float32 (float64 for float64) and rounded to float32.
+
+    Without ``high``, Mean and Norm of a 16-bit tensor are rounded to its dtype as torch's own
+    are, so that they are infinite beyond its largest number.
+    """
+    dtype = tensor.dtype
+    work = _DOUBLE if dtype is _DOUBLE else _SINGLE
+    count = _numel(tensor)
+    distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
+    size = _numel(distinct)
+    if size <= SMALL:
+        plain = distinct if dtype is work else _to(distinct, work)
+        lowest, highest = _aminmax(plain)
+        top, low = _item(highest), _item(lowest)
+        mean = _item(_sum(plain)) / size
+        norm = _item(_vector_norm(plain))
+    else:
+        top, low, total, squares = _walked(distinct, work)
+        mean = _mean(total, size, work)
+        norm = _root(squares, max(top, -low), distinct, work)
+    if size != count:
+        norm *= math.sqrt(count // size)
+    if work is _SINGLE:
+        mean, norm = c_float(mean).value, c_float(norm).value
+    if not high and dtype in _ROUNDED:
+        rounded = _ROUNDED[dtype]
+        mean, norm = rounded(mean), rounded(norm)
+    return [top, low, mean, norm]
+
+
+def _extremes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Max and Min of an integer tensor."""
+    if not _is_contiguous(tensor):
+        tensor = in_memory_order(tensor)
+    if _numel(tensor) <= SMALL or _is_contiguous(tensor):
+        low, top = _aminmax(tensor)
+        return _item(top), _item(low)
+    # Of a tensor with gaps, aminmax would make a whole copy.
+    found = [_aminmax(piece) for piece in pieces(tensor, PIECE_BYTES // tensor.dtype.itemsize)]
+    return max(_item(top) for _, top in found), min(_item(low) for low, _ in found)
+
+
+def _walked(tensor: torch.Tensor, work: torch.dtype) -> tuple[float, float, float, float]:
+    """Max, Min, sum and sum of squares of a float tensor, or of a complex one's absolute values.
+
+    One pass over the memory: all four are taken of a piece while it is in the cache. ``work`` is
+    the dtype of each piece; the pieces are added up in float64.
+    """
+    size = PIECE_BYTES // work.itemsize * _threads()
+    fill = _fill_abs if tensor.dtype.is_complex else _copy_
+    scratch = None
+    tops, lows, sums, squares = [], [], [], []
+    for piece in pieces(tensor, size):
+        if piece.dtype is not work or not _is_contiguous(piece):
+            if scratch is None:
+                scratch = _empty(min(size, _numel(tensor)), dtype=work, device="cpu")
+            flat = _narrow(scratch, 0, 0, _numel(piece))
+            fill(_view(flat, piece.shape), piece)
+        else:
+            flat = _view(piece, -1)
+        # The dot product first: of the four it waits least for the memory.
+        squares.append(_dot(flat, flat))
+        sums.append(_sum(flat))
+        tops.append(_amax(flat))
+        lows.append(_amin(flat))
+    top, low = _item(_amax(_stack(tops))), _item(_amin(_stack(lows)))
+    return top, low, sum(map(_item, sums)), sum(map(_item, squares))
+
+
+def _fill_abs(out: torch.Tensor, tensor: torch.Tensor) -> None:
+    _abs(tensor, out=out)
+
+
+def _mean(total: float, count: int, work: torch.dtype) -> float:
+    """``total / count``; infinite, as in torch, when the total is beyond ``work``."""
+    return (c_float(total).value if work is _SINGLE else total) / count
+
+
+def _root(squares: float, peak: float, tensor: torch.Tensor, work: torch.dtype) -> float:
+    """The 2-norm from the sum of squares, where that can be trusted, else torch's own.
+
+    ``peak``: the largest absolute value.
+    """
+    least, most = _SQUARES[work]
+    if least <= squares <= most:
+        return math.sqrt(squares)
+    if peak == 0 or not math.isfinite(peak):
+        return abs(peak)
+    norm: float = _item(_vector_norm(_to(tensor, work)))
+    return norm
+
+
+def _as_half(value: float) -> float:
+    try:
+        half: float = struct.unpack("e", struct.pack("e", value))[0]
+    except OverflowError:
+        half = math.copysign(math.inf, value)
+    return half
+
+
+def _as_bfloat16(value: float) -> float:
+    """``value``, a float32, rounded to nearest even at the upper half of its bits."""
+    if not math.isfinite(value):
+        return value
+    bits: int = struct.unpack("I", struct.pack("f", value))[0]
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    rounded: float = struct.unpack("f", struct.pack("I", bits))[0]
+    return rounded
+
+
+_ROUNDED: dict[torch.dtype, Callable[[float], float]] = {
+    torch.float16: _as_half,
+    torch.bfloat16: _as_bfloat16,
+}
