@@ -2,7 +2,7 @@
 
     python benchmarks/bench_stats.py [--threads 1] [--sizes 64 4096 ...] [--seconds 0.2]
 
-Each figure is the best of several rounds; ours and the plain one run in turn, so that a busy
+Each figure is the best of many short rounds; ours and the plain one run in turn, so that a busy
 machine is unfair to neither. ``GB/s``: bytes of the tensor over our time.
 """
 
@@ -42,7 +42,7 @@ def best_times(calls: Sequence[Callable[[], object]], seconds: float) -> list[fl
         call()
         begin = time.perf_counter()
         call()
-        counts.append(max(1, int(0.005 / (time.perf_counter() - begin))))
+        counts.append(max(1, int(0.0005 / (time.perf_counter() - begin))))
     best = [float("inf")] * len(calls)
     end = time.perf_counter() + seconds * len(calls)
     rounds = 0
@@ -56,7 +56,10 @@ def best_times(calls: Sequence[Callable[[], object]], seconds: float) -> list[fl
     return best
 
 
-def row(name: str, tensor: torch.Tensor, ours: object, plain: object, seconds: float) -> None:
+Measure = Callable[[torch.Tensor], object]
+
+
+def row(name: str, tensor: torch.Tensor, ours: Measure, plain: Measure, seconds: float) -> None:
     mine, other = best_times([lambda: ours(tensor), lambda: plain(tensor)], seconds)
     size = tensor.numel() * tensor.element_size()
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -34,6 +35,9 @@ _OWNERS: tuple[Any, ...] = (
     torch.optim.Optimizer,
     torch.special,
 )
+# The first torch.save of any tensor leaves the key __slotnames__, a cache, in these classes.
+for _pickled in (torch.Tensor, torch.nn.Parameter):
+    copyreg._slotnames(_pickled)  # type: ignore[attr-defined]
 _GLOBAL_HOOKS = [
     (module, name)
     for module in (torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__])

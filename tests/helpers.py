@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from msprobe.pytorch import PrecisionDebugger
 
@@ -38,17 +39,29 @@ class Dump:
             return torch.load(path, weights_only=True)
         return {key: self.tensors(entry) for key, entry in value.items()}
 
-    def problems(self) -> str:
-        """Text of dump_error_info.log, empty if there is none."""
+    def gradients(self, record: str) -> dict[str, Any]:
+        """A backward record with its saved tensors."""
+        found: dict[str, Any] = self.tensors(self.data[record])
+        return found
+
+    def errors(self) -> list[str]:
+        """Lines of dump_error_info.log, save those that only say what did not happen."""
         log = self.folder / "dump_error_info.log"
-        return log.read_text() if log.exists() else ""
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line for line in lines if not line.startswith("not recorded: ")]
 
 
 def debugger(
-    dump_path: Path, *, level: str = "mix", task: str = "statistics", **options: Any
+    dump_path: Path,
+    *,
+    level: str = "mix",
+    task: str = "statistics",
+    top: dict[str, Any] | None = None,
+    **options: Any,
 ) -> PrecisionDebugger:
-    """A debugger of its own configuration; ``options`` are those of the task."""
+    """A debugger with this configuration; ``options`` are those of the task's section."""
     config = {"task": task, "level": level, "dump_path": str(dump_path), task: options}
+    config |= top or {}
     return PrecisionDebugger(config)
 
 
@@ -56,13 +69,10 @@ def collect(
     dump_path: Path,
     function: Callable[[], Any],
     model: Any = None,
-    *,
-    level: str = "mix",
-    task: str = "statistics",
-    **options: Any,
+    **config: Any,
 ) -> Dump:
-    """What ``function()`` leaves when it runs as one step."""
-    watcher = debugger(dump_path, level=level, task=task, **options)
+    """What ``function()`` leaves when it runs as one step; ``config`` as for `debugger`."""
+    watcher = debugger(dump_path, **config)
     watcher.start(model)
     function()
     watcher.stop()
@@ -88,3 +98,27 @@ def read_json(path: Path) -> Any:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not strict JSON")
+
+
+def same(ours: Any, expected: Any) -> bool:
+    """Equal in structure, and bit by bit in the tensors."""
+    if isinstance(expected, Tensor):
+        return (
+            isinstance(ours, Tensor)
+            and ours.dtype == expected.dtype
+            and ours.shape == expected.shape
+            and torch.equal(ours, expected)
+        )
+    if isinstance(expected, dict):
+        return (
+            isinstance(ours, dict)
+            and list(ours) == list(expected)
+            and all(same(ours[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, list):
+        return (
+            isinstance(ours, list)
+            and len(ours) == len(expected)
+            and all(same(a, b) for a, b in zip(ours, expected, strict=True))
+        )
+    return ours is None and expected is None

@@ -117,7 +117,7 @@ def _close(server: subprocess.Popen[str]) -> None:
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answers each request (a line of JSON) with the exit code of its script."""
     import numpy  # noqa: F401  # imported here: the tests' own process may do without
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401  # any optimizer imports it, which takes a second
 
     if os.path.isdir("/proc/self/task") and len(os.listdir("/proc/self/task")) != 1:
         raise RuntimeError("import torch has started a thread: a fork would not be clean")

@@ -110,7 +110,7 @@ def check(name: str, folder: Path, level: str, task: str) -> None:
         dump = read_dump(folder, step)
         assert dump.names("forward")
         assert dump.names("backward")
-        assert dump.problems() == ""
+        assert dump.errors() == []
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -45,7 +45,6 @@ COLLECTOR = [
 ]
 # What the options of config.json and the other calls add to it.
 OPTIONS = [
-    "bench_path_diff",
     "custom_api",
     "dtypes_md5",
     "dtypes_xor",
@@ -78,11 +77,11 @@ OPTIONS = [
     "save_debug_tensor",
 ]
 PROCESS_GROUPS = ["gloo_collectives", "gloo_ddp_mix"]
-OTHER_FILES = ["random_save", "seed_all_enhanced"]  # no dump tree: a test each
+WITH_OWN_TEST = ["bench_path_diff", "random_save", "seed_all_enhanced"]
 
 
 def test_every_golden_is_run() -> None:
-    lists = [*COLLECTOR, *OPTIONS, *PROCESS_GROUPS, *OTHER_FILES]
+    lists = [*COLLECTOR, *OPTIONS, *PROCESS_GROUPS, *WITH_OWN_TEST]
     assert sorted(lists) == sorted(path.parent.name for path in GOLDENS.glob("*/script.py"))
 
 
@@ -107,22 +106,57 @@ def test_golden_of_an_option(name: str, tmp_path: Path) -> None:
     assert tree_differences(name, GOLDENS / name / "expected", ours) == []
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", PROCESS_GROUPS)
-def test_golden_of_a_process_group(name: str, tmp_path: Path) -> None:
+def run_process_group(name: str, folder: Path) -> Path:
+    script = folder / "script.py"
     text = (GOLDENS / name / "script.py").read_text(encoding="utf-8")
+    script.write_text(_for_this_machine(text), encoding="utf-8")
+    return run_golden(name, folder, script=script)
+
+
+def _for_this_machine(text: str) -> str:
+    """The same lines with a free port and forked ranks: spawned ones would import torch again."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         text = re.sub(r'MASTER_PORT="\d+"', f'MASTER_PORT="{free.getsockname()[1]}"', text)
-    script = tmp_path / "script.py"
-    script.write_text(text, encoding="utf-8")
-    ours = run_golden(name, tmp_path, script=script, fresh=True)
+    forked = re.sub(r"mp\.spawn\((.*)\)", r'mp.start_processes(\1, start_method="fork")', text)
+    assert forked != text
+    return forked
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", PROCESS_GROUPS)
+def test_golden_of_a_process_group(name: str, tmp_path: Path) -> None:
+    ours = run_process_group(name, tmp_path)
     assert tree_differences(name, GOLDENS / name / "expected", ours) == []
 
 
-def test_bench_path_keeps_files_of_the_differing_call_only(tmp_path: Path) -> None:
-    # Quirk B22: the golden names a file at every tensor although only two exist.
+@pytest.mark.distributed
+def test_gradient_under_ddp_is_the_average_of_what_the_golden_ranks_had(tmp_path: Path) -> None:
+    ours = run_process_group("gloo_ddp_mix", tmp_path)
+    expected = _mean_gradients(GOLDENS / "gloo_ddp_mix" / "expected")
+    found = _mean_gradients(ours)
+    averages = {place: sum(means) / 2 for place, means in expected.items()}
+    # The mean over elements is linear, so it can be compared although the elements are not there.
+    assert found == {place: [pytest.approx(mean, rel=2e-5)] * 2 for place, mean in averages.items()}
+
+
+def _mean_gradients(root: Path) -> dict[str, list[float]]:
+    """<step>.<record>.<parameter> -> the mean gradient on rank 0 and on rank 1."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(root.glob("dump/step*/rank*/dump.json")):
+        for name, record in json.loads(path.read_text(encoding="utf-8"))["data"].items():
+            if ".parameters_grad." in name:
+                for parameter, (gradient,) in record.items():
+                    place = f"{path.parent.parent.name}.{name}.{parameter}"
+                    found.setdefault(place, []).append(gradient["Mean"])
+    return found
+
+
+def test_golden_of_bench_path_except_for_names_of_missing_files(tmp_path: Path) -> None:
+    # Quirk B22: the golden names a file at every tensor, although only those of one call exist.
     ours = run_golden("bench_path_diff", tmp_path)
+    expected = GOLDENS / "bench_path_diff" / "expected"
+    assert tree_differences("bench_path_diff", expected, ours) == []
     files = {path.name for path in ours.glob("second/dump/step0/*/dump_tensor_data/*")}
     assert files == {f"Tensor.__add__.0.forward.{end}.0.pt" for end in ("input", "output")}
 

@@ -31,7 +31,6 @@ OVERRULED: dict[str, tuple[str, list[str]]] = {
         "product.md 2.9: a compiled region runs as one opaque call",
         [],
     ),
-    "torch.compile(relu(x @ y) + 1, backend='aot_eager')": ("product.md 2.9, as above", []),
 }
 
 

@@ -36,6 +36,7 @@ class Call:
         "run",
         "seen",
         "spec",
+        "stack",
         "takes_backward",
         "wanted",
         "within",
@@ -49,6 +50,7 @@ class Call:
         self.backward = backward
         self.parent = parent  # the Call of the module around it, the name of an area, or None
         self.spec: Any = None  # the wrapper of an API; None for a module
+        self.stack: Any = None  # key of the caller's stack
         self.wanted = False
         self.takes_backward = False
         self.within = False  # `list` selects this module's forward: so is what runs in it

@@ -28,6 +28,7 @@ _copy_ = torch.Tensor.copy_
 _cpu = torch.Tensor.cpu
 _data_ptr = torch.Tensor.data_ptr
 _element_size = torch.Tensor.element_size
+_empty = torch.empty
 _int_repr = torch.Tensor.int_repr
 _is_contiguous = torch.Tensor.is_contiguous
 _narrow = torch.Tensor.narrow
@@ -49,7 +50,7 @@ _memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 _READ_ONLY = 0x100  # PyBUF_READ of CPython's object.h
 _WORD = np.dtype("<u8")
 _MASK = (1 << 64) - 1
-_COPIED_BYTES = 1 << 19  # size of the copies made of a non-contiguous tensor; fits in the L2 cache
+_COPIED_BYTES = 1 << 16  # of a non-contiguous tensor at a time: malloc reuses so small a block
 
 
 def crc32(tensor: torch.Tensor) -> str:
@@ -164,9 +165,17 @@ def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
         if _is_contiguous(part):
             yield _memory(part)
         else:
-            for piece in pieces(part, _COPIED_BYTES // _element_size(part)):
-                copied = _contiguous(piece)  # kept alive while its memory is looked at
-                yield _memory(copied)
+            yield from _packed_runs(part)
+
+
+def _packed_runs(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a non-contiguous tensor, copied to one buffer piece by piece."""
+    size = min(_COPIED_BYTES // _element_size(tensor), _numel(tensor))
+    buffer = _empty(size, dtype=tensor.dtype, device="cpu")
+    for piece in pieces(tensor, size):
+        packed = _narrow(buffer, 0, 0, _numel(piece))
+        _copy_(_view(packed, piece.shape), piece)
+        yield _memory(packed)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

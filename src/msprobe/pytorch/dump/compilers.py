@@ -110,8 +110,8 @@ class Compilers:
     def _guard_dynamo(self) -> None:
         """Lift the window while a compiled region runs.
 
-        Dynamo sets its frame callback at the entrance of a region and clears it at the exit. So
-        it neither traces our wrappers and hooks nor guards on them: no break, and a region that
+        Dynamo sets its frame callback at the entrance of a region and sets the former one at the
+        exit, in the same frame; what is set in between belongs to nested frames. So it neither traces our wrappers and hooks nor guards on them: no break, and a region that
         was compiled inside a window is not compiled again outside.
         """
         if self._frames.is_installed():
@@ -126,15 +126,16 @@ class Compilers:
         regions = self._regions
 
         def set_callback(callback: Any, *args: Any) -> Any:
-            running = getattr(regions, "before", None)
-            if callback and running is None:
-                regions.before = (self._thread.inside, self._thread.off)
+            caller = sys._getframe(1)
+            running = getattr(regions, "running", None)
+            if callback and running is None and caller.f_code.co_name != "__enter__":
+                regions.running = (id(caller), self._thread.inside, self._thread.off)
                 self._thread.inside = self._thread.off = True
                 self._enter()
-            elif not callback and running is not None:
+            elif running is not None and running[0] == id(caller):
                 self._leave()
-                self._thread.inside, self._thread.off = running
-                regions.before = None
+                _, self._thread.inside, self._thread.off = running
+                regions.running = None
             return original(callback, *args)
 
         self._frames.replace(frames, name, set_callback)

@@ -36,6 +36,7 @@ class TensorEntry(Entry):
     """
 
     __slots__ = ("bad",)
+    bad: bool
 
 
 OnTensor = Callable[[Any, str], Any]  # (tensor or array, path) → entry
@@ -203,7 +204,9 @@ def _numpy_scalar(value: Any, *_: Any) -> Entry:
 
 def _unknown(value: Any, *_: Any) -> Entry:
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
     return Entry(type=name, value=None)
 
 
@@ -225,7 +228,7 @@ def _p2p_op(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) 
     group = _process_group(value.group) if value.group is not None else {"group_id": None}
     return {
         "class_type": "torch.distributed.P2POp",
-        "tensor": describe(value.tensor, f"{path}.tensor", on_tensor, trail),
+        "tensor": describe(value.tensor, path, on_tensor, trail),
         "op": value.op.__name__,
         "peer": value.peer,
         "tag": value.tag,
@@ -235,21 +238,9 @@ def _p2p_op(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) 
 
 def _resolve(kind: type) -> Describer:
     """The describer of a type that is not in the table: by its nearest known base."""
-    for base, describer in _BY_BASE:
-        if issubclass(kind, base):
+    for fits, describer in _BY_BASE:
+        if fits(kind):
             return describer
-    if hasattr(kind, "n_sequence_fields"):
-        return _structseq
-    if issubclass(kind, tuple):
-        return _named_tuple if hasattr(kind, "_fields") else _sequence
-    if dataclasses.is_dataclass(kind):
-        return _dataclass
-    if kind.__module__ == "torch.distributed.distributed_c10d" and kind.__name__ == "P2POp":
-        return _p2p_op
-    if kind.__name__ in ("RedOpType", "ReduceOp"):
-        return _reduce_op
-    if kind.__name__.startswith("ProcessGroup"):
-        return _process_group
     return _unknown
 
 
@@ -275,16 +266,28 @@ _DESCRIBERS: dict[type, Describer] = {
     ),
     np.ndarray: _array,
 }
-_BY_BASE: list[tuple[type, Describer]] = [
-    (torch.Tensor, _tensor),
-    (np.ndarray, _array),
-    (np.generic, _numpy_scalar),
-    (enum.IntEnum, lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
-    (enum.Enum, _unknown),
-    (bool, _scalar),
-    (int, lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
-    (float, lambda v, *_: Entry(type=type(v).__name__, value=float(v))),
-    (str, lambda v, *_: Entry(type=type(v).__name__, value=str(v))),
-    (list, _sequence),
-    (Mapping, _mapping),
+
+
+def _below(base: type) -> Callable[[type], bool]:
+    return lambda kind: issubclass(kind, base)
+
+
+_BY_BASE: list[tuple[Callable[[type], bool], Describer]] = [
+    (_below(torch.Tensor), _tensor),
+    (_below(np.ndarray), _array),
+    (_below(np.generic), _numpy_scalar),
+    (_below(enum.IntEnum), lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
+    (_below(enum.Enum), _unknown),
+    (_below(int), lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
+    (_below(float), lambda v, *_: Entry(type=type(v).__name__, value=float(v))),
+    (_below(str), lambda v, *_: Entry(type=type(v).__name__, value=str(v))),
+    (_below(list), _sequence),
+    (_below(Mapping), _mapping),
+    (lambda kind: hasattr(kind, "n_sequence_fields"), _structseq),
+    (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _named_tuple),
+    (_below(tuple), _sequence),
+    (dataclasses.is_dataclass, _dataclass),
+    (lambda kind: kind.__name__ == "P2POp", _p2p_op),
+    (lambda kind: kind.__name__ in ("RedOpType", "ReduceOp"), _reduce_op),
+    (lambda kind: kind.__name__.startswith("ProcessGroup"), _process_group),
 ]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 _grad_enabled = torch.is_grad_enabled
 _view_as = torch.Tensor.view_as
 _add = torch.add
@@ -86,6 +86,7 @@ class Passes:
 
     def __init__(self) -> None:
         self._open: dict[int, list[Finisher]] = {}
+        self._last: dict[int, list[Finisher]] = {}
         self._lock = threading.Lock()
 
     def join(self, graph_task: int, backward: Finisher) -> None:
@@ -97,17 +98,33 @@ class Passes:
                 _engine.queue_callback(lambda: self._end(graph_task))
             waiting.append(backward)
 
+    def join_last(self, graph_task: int, finisher: Finisher) -> None:
+        """Have ``finisher`` finished after whatever else waits for the end of this pass."""
+        with self._lock:
+            self._last.setdefault(graph_task, []).append(finisher)
+
     def _end(self, graph_task: int) -> None:
         with self._lock:
             waiting = self._open.pop(graph_task, [])
         for backward in waiting:
             backward.finish(graph_task)
+        # DDP and FSDP reduce in callbacks of their own that are queued by now. A callback that
+        # is queued while they run comes after them.
+        if graph_task in self._last:
+            _engine.queue_callback(lambda: self._end_last(graph_task))
+
+    def _end_last(self, graph_task: int) -> None:
+        with self._lock:
+            waiting = self._last.pop(graph_task, [])
+        for finisher in waiting:
+            finisher.finish(graph_task)
 
     def finish_all(self) -> None:
         """Finish what a backward that raised has left open: its end is never called back."""
         with self._lock:
-            left, self._open = self._open, {}
-        for graph_task, waiting in left.items():
+            left = [*self._open.items(), *self._last.items()]
+            self._open, self._last = {}, {}
+        for graph_task, waiting in left:
             for backward in waiting:
                 backward.finish(graph_task)
 
@@ -205,7 +222,8 @@ def _total(parts: list[Any]) -> Any:
 def accumulator(leaf: Any) -> Any:
     """AccumulateGrad node of a leaf that requires a gradient."""
     with torch.enable_grad():
-        return _view_as(leaf, leaf).grad_fn.next_functions[0][0]
+        node: Any = _view_as(leaf, leaf).grad_fn
+    return node.next_functions[0][0]
 
 
 def attach(

@@ -57,9 +57,14 @@ class Journal:
         """A line of construct.json."""
         self._parents.append((name, parent))
 
-    def stack(self, name: str) -> None:
-        """Note the stack of the caller for stack.json."""
-        self._stacks.append((name, callstack.capture()))
+    def capture_stack(self) -> Any:
+        """Key of the caller's stack; None where stack.json is not written."""
+        return callstack.capture() if self.writer.has_stacks else None
+
+    def stack(self, name: str, key: Any) -> None:
+        """A line of stack.json."""
+        if key is not None:
+            self._stacks.append((name, key))
 
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Read these values back at the next flush, all in one copy, and ``use`` them.
@@ -105,7 +110,7 @@ class Journal:
                 records, draft, _drain(self._parents), _drain(self._stacks), callstack.render
             )
             if compact:
-                self.writer.compact(callstack.render)
+                self.writer.compact()
         except OSError as error:
             self.writer.log("writing the records", error)
 

@@ -34,8 +34,7 @@ def repeated_backward(record: str, again: int) -> str:
 
 def module_base(index: int | None, fqn: str, class_name: str) -> str:
     """``Module.<fqn>.<Class>``, with the position in the list when a list of models is watched."""
-    parts = ["Module", fqn, class_name] if index is None else ["Module", str(index), fqn, class_name]
-    return ".".join(part for part in parts if part)
+    return f"Module.{fqn}.{class_name}" if index is None else f"Module.{index}.{fqn}.{class_name}"
 
 
 def file_name(path: str, suffix: str = ".pt") -> str:

@@ -17,22 +17,26 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """The call is about to run: record its inputs as they are now."""
     run, spec = call.run, call.spec
     run.decide(call)
+    if call.wanted:
+        call.stack = run.journal.capture_stack()
     takes = call.wanted and run.takes("forward")
     found: list[Any] = []
     visit = run.visitor(call, found, described=takes and run.takes("input"), before=True)
-    ignored = () if spec is None else spec.ignore_input
+    if spec is not None and spec.ignore_input:
+        args = [None if ignores(spec.ignore_input, i) else a for i, a in enumerate(args)]
+        kwargs = {k: None if ignores(spec.ignore_input, k) else v for k, v in kwargs.items()}
     listed = [
-        None if ignores(ignored, i) else run.argument(describe, a, f"{call.forward}.input.{i}", visit)
-        for i, a in enumerate(args)
+        run.argument(describe, a, f"{call.forward}.input.{i}", visit) for i, a in enumerate(args)
     ]
     named = run.argument(describe_kwargs, kwargs, f"{call.forward}.kwargs", visit)
-    if ignored:
-        named = {k: None if ignores(ignored, k) else entry for k, entry in named.items()}
     call.inputs = [*listed, *named.values()]
     if takes:
         if run.takes("input"):
             call.record = {"input_args": listed, "input_kwargs": named}
-        if run.verdicts is None:
+        if not run.takes("output"):
+            run.journal.add(call.forward, call.record)  # complete already
+            call.record = {}
+        elif run.verdicts is None:
             run.journal.begin(call)
     if run.listens and not (spec and spec.writes_arguments):
         call.seen = gradients.watch(found)
@@ -46,9 +50,11 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
     described = takes and run.takes("output")
     if described or call.seen is not None:
         visit = run.visitor(call, found, described=described, before=False)
+        if spec is not None and spec.ignore_output:
+            parts = result if type(result) is tuple else (result,)
+            rule = spec.ignore_output
+            result = tuple(None if ignores(rule, i) else p for i, p in enumerate(parts))
         output = run.argument(describe_output, result, f"{call.forward}.output", visit)
-        if spec is not None and spec.ignore_output and isinstance(output, list):
-            output = [None if ignores(spec.ignore_output, i) else e for i, e in enumerate(output)]
         call.outputs = output
         if described:
             call.record["output"] = output
@@ -72,8 +78,8 @@ def _emit(call: Call, takes: bool) -> None:
     if takes and call.record:
         run.journal.add(call.forward, call.record)
     run.note(call.forward, call.parent_name())
-    if takes and run.takes("forward"):
-        run.journal.stack(call.forward)
+    if call.wanted and (takes or not run.task.only_bad):
+        run.journal.stack(call.forward, call.stack)
     run.selection.leave(call.forward)
 
 
@@ -83,8 +89,8 @@ def fail(call: Call) -> None:
     call.failed = True
     call.seen, call.held = None, []
     run.note(call.forward, call.parent_name())
-    if call.wanted and run.takes("forward") and run.verdicts is None:
-        run.journal.stack(call.forward)
+    if call.wanted and not run.task.only_bad:
+        run.journal.stack(call.forward, call.stack)
     run.selection.leave(call.forward)
 
 
@@ -104,8 +110,7 @@ def finish_backward(call: Call, record: dict[str, Any]) -> None:
             if not run.takes(section):
                 del record[section]
         _emit_backward(run, call, name, record)
-    if run.takes("backward"):
-        run.note(name, call.parent_backward())
+    run.note(name, call.parent_backward())
     run.selection.leave(call.backward)
 
 

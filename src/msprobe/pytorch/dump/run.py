@@ -68,7 +68,7 @@ class StepRun:
         counter = self._counts.get(key)
         if counter is None:
             counter = self._counts.setdefault(key, itertools.count())
-        return next(counter)
+        return int(next(counter))
 
     def parent(self, thread: ThreadState) -> Any:
         """What runs around the call that begins: a module's Call, the name of an area, None."""
@@ -264,7 +264,7 @@ class StepRun:
 
     def missing(self) -> dict[str, list[str]]:
         """What was asked for and not recorded: see coverage.json."""
-        never = [k for k, has_forward in self.hooked.items() if has_forward and k not in self.called]
+        never = [k for k, runs in self.hooked.items() if runs and k not in self.called]
         unmet = self.selection.unmet()
         unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
         return {

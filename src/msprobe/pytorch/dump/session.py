@@ -140,6 +140,7 @@ class Session:
             return
         self.stop()
         self._close_run()
+        self.window.close()  # what another patch covered at stop() and has uncovered since
         self.closed = self.over = True
         self._flusher.stop()
         atexit.unregister(self.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import c_float
 from typing import Any
 
@@ -21,11 +21,11 @@ _bitwise_xor = torch.bitwise_xor
 _copy_ = torch.Tensor.copy_
 _dot = torch.dot
 _empty = torch.empty
+_float = torch.Tensor.float
 _is_contiguous = torch.Tensor.is_contiguous
 _item = torch.Tensor.item
 _narrow = torch.Tensor.narrow
 _numel = torch.Tensor.numel
-_stack = torch.stack
 _sum = torch.sum
 _threads = torch.get_num_threads
 _to = torch.Tensor.to
@@ -33,7 +33,7 @@ _vector_norm = torch.linalg.vector_norm
 _view = torch.Tensor.view
 
 Values = list[Any]
-SMALL = 1 << 15  # elements up to which reductions of the whole are as fast as the walk in pieces
+SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
 PIECE_BYTES = 1 << 19  # per thread: a piece and its float32 copy stay in a 1 MB cache
 SIGN = -(1 << 63)
 _SINGLE = torch.float32
@@ -89,11 +89,10 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
     size = _numel(distinct)
     if size <= SMALL:
-        plain = distinct if dtype is work else _to(distinct, work)
+        plain = distinct if dtype is work else _float(distinct)
         lowest, highest = _aminmax(plain)
         top, low = _item(highest), _item(lowest)
-        mean = _item(_sum(plain)) / size
-        norm = _item(_vector_norm(plain))
+        mean, norm = _item(_sum(plain)) / size, _item(_vector_norm(plain))
     else:
         top, low, total, squares = _walked(distinct, work)
         mean = _mean(total, size, work)
@@ -126,29 +125,45 @@ def _walked(tensor: torch.Tensor, work: torch.dtype) -> tuple[float, float, floa
     One pass over the memory: all four are taken of a piece while it is in the cache. ``work`` is
     the dtype of each piece; the pieces are added up in float64.
     """
-    size = PIECE_BYTES // work.itemsize * _threads()
-    fill = _fill_abs if tensor.dtype.is_complex else _copy_
-    scratch = None
     tops, lows, sums, squares = [], [], [], []
-    for piece in pieces(tensor, size):
-        if piece.dtype is not work or not _is_contiguous(piece):
-            if scratch is None:
-                scratch = _empty(min(size, _numel(tensor)), dtype=work, device="cpu")
-            flat = _narrow(scratch, 0, 0, _numel(piece))
-            fill(_view(flat, piece.shape), piece)
-        else:
-            flat = _view(piece, -1)
+    for flat in _flat_pieces(tensor, work):
         # The dot product first: of the four it waits least for the memory.
         squares.append(_dot(flat, flat))
         sums.append(_sum(flat))
         tops.append(_amax(flat))
         lows.append(_amin(flat))
-    top, low = _item(_amax(_stack(tops))), _item(_amin(_stack(lows)))
-    return top, low, sum(map(_item, sums)), sum(map(_item, squares))
+    top, low = max(map(_item, tops)), min(map(_item, lows))
+    total = sum(map(_item, sums))
+    if math.isnan(total) and any(math.isnan(_item(value)) for value in tops):
+        top = low = math.nan  # `max` keeps a NaN only if it comes first
+    return top, low, total, sum(map(_item, squares))
 
 
-def _fill_abs(out: torch.Tensor, tensor: torch.Tensor) -> None:
-    _abs(tensor, out=out)
+def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tensor]:
+    """1-D contiguous pieces of dtype ``work``; of a complex tensor, its absolute values.
+
+    Each piece is valid until the next one is asked for: those that must be converted or packed
+    go through one buffer, since allocating each anew costs page faults.
+    """
+    size = PIECE_BYTES // work.itemsize * _threads()
+    magnitude = tensor.dtype.is_complex
+    if _numel(tensor) <= size and _is_contiguous(tensor):
+        ready = _abs(tensor) if magnitude else tensor if tensor.dtype is work else _float(tensor)
+        yield _view(ready, -1)
+        return
+    buffer = None
+    for piece in pieces(tensor, size):
+        if piece.dtype is work and _is_contiguous(piece):
+            yield piece if piece.ndim == 1 else _view(piece, -1)
+            continue
+        if buffer is None:
+            buffer = _empty(size, dtype=work, device="cpu")
+        flat = _narrow(buffer, 0, 0, _numel(piece))
+        if magnitude:
+            _abs(piece, out=_view(flat, piece.shape))
+        else:
+            _copy_(_view(flat, piece.shape), piece)
+        yield flat
 
 
 def _mean(total: float, count: int, work: torch.dtype) -> float:

@@ -77,7 +77,7 @@ def _statistics(entry: TensorEntry, tensor: Any, path: str, high: bool, sink: Si
 
 
 def _watch_nan(entry: TensorEntry, tensor: Any, path: str, sink: Sink) -> None:
-    """Attribute ``bad`` of the entry; a tensor that can not be read counts as good, and is logged."""
+    """Set ``bad`` of the entry. A tensor that can not be read counts as good, and is logged."""
     entry.bad = False
     if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return

@@ -40,6 +40,7 @@ class Window:
     ) -> None:
         """Put the wrappers in and re-bind references to what they replace."""
         prime_torch_caches()
+        wrappers = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in wrappers]
         originals = {id(w.original): w for _, _, w in reversed(wrappers) if is_wrapper(w)}
         self.patches.install(wrappers)
         if mix:
@@ -125,3 +126,13 @@ class Window:
         for key, value in list(names.items()):
             if id(value) in originals and (id(names), key) not in known:
                 self._found.append((names, key, value))
+
+
+def _up_to_date(owner: Any, name: str, wrapper: Any) -> Any:
+    """``wrapper``, of what stands there now: somebody may have patched torch since it was made."""
+    if not is_wrapper(wrapper):
+        return wrapper
+    current = vars(owner).get(name)
+    if current is None:
+        current = getattr(owner, name)
+    return wrapper if current is wrapper.original else wrapper.of(current)

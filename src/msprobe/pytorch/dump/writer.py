@@ -47,7 +47,8 @@ class Writer:
         if extra and not self.debug:
             self._stack = jsonfile.JsonFile(os.path.join(folder, "stack.json"), "{", "}")
             self._construct = jsonfile.JsonFile(os.path.join(folder, "construct.json"), "{", "}")
-        self._stacks: dict[Any, list[str]] = {}  # stack key → the records that have this stack
+        self._stacks: dict[tuple[str, ...], list[str]] = {}  # frames → records with this stack
+        self._frames: dict[Any, tuple[str, ...]] = {}  # stack key → frames as text
         self._stack_entries = 0
         self.bytes_in_tensors = 0
 
@@ -75,18 +76,27 @@ class Writer:
     def _append_stacks(
         self, stacks: Sequence[tuple[str, Any]], render: Callable[[Any], list[str]]
     ) -> None:
-        fresh: dict[Any, list[str]] = {}
+        fresh: dict[tuple[str, ...], list[str]] = {}
         for name, key in stacks:
-            fresh.setdefault(key, []).append(name)
+            frames = self._frames.get(key)
+            if frames is None:
+                # Calls on one line differ in their key and not in their text.
+                frames = self._frames[key] = tuple(render(key))
+            fresh.setdefault(frames, []).append(name)
         members = []
-        for key, names in fresh.items():
-            self._stacks.setdefault(key, []).extend(names)
-            members.append(jsonfile.member(str(self._stack_entries), [names, render(key)]))
+        for frames, names in fresh.items():
+            self._stacks.setdefault(frames, []).extend(names)
+            members.append(jsonfile.member(str(self._stack_entries), [names, frames]))
             self._stack_entries += 1
         assert self._stack is not None
         self._stack.append(members)
 
-    def compact(self, render: Callable[[Any], list[str]]) -> None:
+    @property
+    def has_stacks(self) -> bool:
+        """Whether stack.json is written."""
+        return self._stack is not None
+
+    def compact(self) -> None:
         """Write stack.json once more with each stack once, if some stand there several times."""
         if self._stack is None or self._stack_entries == len(self._stacks):
             return
@@ -95,8 +105,8 @@ class Writer:
 
         def write(file: Any) -> None:
             file.write("{")
-            for i, (key, names) in enumerate(self._stacks.items()):
-                text = jsonfile.member(str(i), [names, render(key)]).decode("utf-8")
+            for i, (frames, names) in enumerate(self._stacks.items()):
+                text = jsonfile.member(str(i), [names, frames]).decode("utf-8")
                 file.write((",\n" if i else "\n") + text)
             file.write("\n}\n")
 
@@ -178,10 +188,9 @@ class Writer:
                 file.close()
 
 
-_NEW_FILE = (
-    os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-)
-_LOG_FILE = _NEW_FILE & ~os.O_TRUNC | os.O_APPEND
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
+_LOG_FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE
 
 
 def _empty(folder: str, *, quiet: bool = False) -> None:

@@ -35,7 +35,7 @@ class Works:
         works = [work for work in candidates if kind is not None and isinstance(work, kind)]
         if not works:
             return False
-        started = _Started(call, all_arguments(args, kwargs), works)
+        started = _Started(call, shown_results(call, args, kwargs), works)
         for work in works:
             self._started[id(work)] = started
         return True
@@ -75,8 +75,19 @@ class Works:
                 call.run.guard(call.forward, recording.fail, call)
 
 
-def all_arguments(args: Any, kwargs: Any) -> Any:
-    """A collective writes into its arguments: they are what the record shows as output."""
+def shown_results(call: Call, args: Any, kwargs: Any) -> Any:
+    """A collective writes into its arguments: they are what the record shows as output.
+
+    isend and irecv show tensor, group, tag and peer, whichever way they were given.
+    """
+    if call.base in ("Distributed.isend", "Distributed.irecv"):
+        given = {**dict(zip(("tensor", "peer", "group", "tag"), args, strict=False)), **kwargs}
+        dist: Any = sys.modules["torch.distributed"]
+        group = given.get("group")
+        peers = [given.get(k) for k in ("peer", "dst", "src", "group_dst", "group_src")]
+        peer = next((peer for peer in peers if peer is not None), None)
+        group = dist.group.WORLD if group is None else group
+        return given.get("tensor"), group, given.get("tag", 0), peer
     return (*args, *kwargs.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -89,7 +90,7 @@ def stand_in(owner: Any, api: str, base: str, gate: Gate) -> Any:
     raw = vars(owner).get(api) if hasattr(owner, "__dict__") else None
     if isinstance(raw, (staticmethod, classmethod)):
         wrapper = _wanted(wrap(unwrapped(raw.__func__), base, gate))
-        return type(raw)(wrapper)  # type: ignore[arg-type]
+        return type(raw)(wrapper)
     return _wanted(wrap(unwrapped(raw if callable(raw) else getattr(owner, api)), base, gate))
 
 
@@ -115,6 +116,7 @@ def triton_patch(gate: Gate) -> list[tuple[Any, str, Any]]:
         if wrapper is None:
             wrapper = wrappers[name] = _wanted(wrap(launch, f"Triton.{name}", gate))
             wrapper.writes_arguments = True
-        return wrapper.launch(kernel, args, kwargs)
+        # The kernel itself is bound: it is no argument of the record.
+        return wrapper.of(functools.partial(launch, kernel))(*args, **kwargs)
 
     return [(jit, "run", run)]

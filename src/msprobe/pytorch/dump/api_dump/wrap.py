@@ -18,7 +18,7 @@ from .. import recording
 from ..call import Call
 from ..gate import Gate
 from ..names import api_records
-from .collectives import Works, all_arguments
+from .collectives import Works, shown_results
 from .ops import ApiSpec, find_owner, risk_of
 
 _is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -61,16 +61,12 @@ class Wrapper(metaclass=_StandIn):
             return self.original(*args, **kwargs)
         return record_call(self, gate, args, kwargs)
 
-    def launch(self, kernel: Any, args: Any, kwargs: Any) -> Any:
-        """Record the launch of a Triton kernel; the kernel object itself is no argument."""
-        gate = self._gate
-        if gate.thread.inside or not gate.open or gate.focus:
-            return self.original(kernel, *args, **kwargs)
-        bound = _class_for(type(self.original))(
-            functools.partial(self.original, kernel), self.base, gate
-        )
-        bound.writes_arguments = True
-        return record_call(bound, gate, args, kwargs)
+    def of(self, function: Any) -> Wrapper:
+        """The same wrapper around another function."""
+        other = wrap(unwrapped(function), self.base, self._gate)
+        for name in ("risk", "ignore_input", "ignore_output", "writes_arguments", "works"):
+            setattr(other, name, getattr(self, name))
+        return other
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -79,7 +75,7 @@ class Wrapper(metaclass=_StandIn):
         return getattr(self.__dict__["original"], name)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # noqa: D102 - isinstance() asks for it
         return type(self.original)
 
     def __eq__(self, other: object) -> bool:
@@ -106,12 +102,14 @@ class Wrapper(metaclass=_StandIn):
 
 @functools.cache
 def _class_for(kind: type) -> type[Wrapper]:
-    return _StandIn("Wrapper", (Wrapper,), {"stands_for": kind})
+    made: Any = _StandIn("Wrapper", (Wrapper,), {"stands_for": kind})
+    return made  # type: ignore[no-any-return]
 
 
 def wrap(original: Any, base: str, gate: Gate) -> Wrapper:
     """A wrapper of ``original`` whose calls are recorded as ``<base>.<n>``."""
-    return _class_for(type(original))(original, base, gate)
+    kind: Any = type(original)
+    return _class_for(kind)(original, base, gate)
 
 
 def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
@@ -130,7 +128,9 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
             run.guard(forward, recording.fail, call)
             raise
         if wrapper.works is None or not wrapper.works.take(call, result, args, kwargs):
-            shown = all_arguments(args, kwargs) if wrapper.writes_arguments else result
+            shown = result
+            if wrapper.writes_arguments:
+                shown = shown_results(call, args, kwargs)
             run.guard(forward, recording.finish, call, shown)
         return result
     finally:

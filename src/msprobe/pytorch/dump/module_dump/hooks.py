@@ -59,11 +59,10 @@ class ModuleHook:
         place = next((i for i in reversed(range(len(modules))) if modules[i].base == base), None)
         if place is None or _is_tracing():
             return  # it began before this window
-        call = modules[place]
+        call: Call = modules[place]
         del modules[place:]  # with what an interrupted forward has left above it
-        if sys.exc_info()[1] is not call.raised:
-            call.run.guard(call.forward, recording.fail, call)
-        elif self._is_off() or call.run is not self._gate.run:
+        raised = sys.exc_info()[1] is not call.raised
+        if raised or self._is_off() or call.run is not self._gate.run:
             call.run.guard(call.forward, recording.fail, call)
         else:
             own = [(name, p) for name, p in module._parameters.items() if p is not None]
@@ -111,10 +110,12 @@ def named_hooks(models: list[nn.Module], listed: bool, gate: Gate) -> Iterator[A
 
 
 class ParameterGroup:
-    """Listens for the gradients of one module's own parameters.
+    """Hears when the gradients of one module's own parameters are accumulated, and records them.
 
-    Lives as long as a graph that a recorded call of the module has made: the calls refer to it,
-    the graph to the calls. Then its hooks are removed.
+    Recorded is ``parameter.grad`` at the end of the backward pass: with what earlier passes have
+    left there, and after DDP or FSDP have reduced it. Lives as long as a graph that a recorded
+    call of the module has made: the calls refer to it, the graph to the calls. Then its hooks are
+    removed.
     """
 
     __slots__ = (
@@ -122,21 +123,21 @@ class ParameterGroup:
         "_arrived",
         "_base",
         "_handles",
+        "_module",
         "_nodes",
-        "_record",
         "_run",
         "_task",
         "passes",
     )
 
-    def __init__(self, run: Any, base: str) -> None:
+    def __init__(self, run: Any, base: str, module: nn.Module) -> None:
         self._run = run
         self._base = base
+        self._module = weakref.ref(module)
         self._nodes: dict[str, Any] = {}
         self._handles: dict[str, Any] = {}
         self._arrived: dict[str, Any] = {}
         self._task: int | None = None
-        self._record = ""
         self.passes: dict[int, bool] = {}  # backward passes through a recorded call → wanted?
 
     def __del__(self) -> None:
@@ -152,45 +153,51 @@ class ParameterGroup:
             self._handles.pop(name).remove()
         self._nodes[name] = node
         group = weakref.ref(self)
+        # An optimizer that steps inside backward takes the gradient away before its end.
+        consumed = bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
         def pre_hook(grads: Any) -> None:
             alive = group()
             if alive is not None and grads[0] is not None:
-                alive.arrive(name, grads[0])
+                alive.arrive(name, grads[0] if consumed else None)
 
         self._handles[name] = node.register_prehook(pre_hook)
 
     def arrive(self, name: str, grad: Any) -> None:
-        """The gradient of a parameter, as it is about to be accumulated."""
+        """The gradient of a parameter is about to be accumulated."""
         task = gradients.graph_task()
-        if task in self.passes:  # else it comes from a graph that was not recorded
-            self._run.guard(self._base, self._take, name, grad, task)
-
-    def _take(self, name: str, grad: Any, task: int) -> None:
-        run = self._run
-        if not run.takes_parameter_grad(self._base, self.passes[task]):
-            return
+        if task not in self.passes:
+            return  # it comes from a graph that was not recorded
         if self._task != task:
             if self._task is not None:
                 self.finish(self._task)
             self._task = task
-            number = run.count(f"{self._base}.parameters_grad")
-            self._record = parameters_grad_record(self._base, number)
-            run.passes.join(task, self)
-        path, visit = f"{self._record}.{name}", run.on_tensor(self._record)
-        self._arrived[name] = [run.argument(describe, grad, path, visit)]
-        if len(self._arrived) == len(self._nodes):
-            self.finish(task)
+            self._run.passes.join_last(task, self)
+        self._arrived[name] = grad
 
     def finish(self, task: int) -> None:
-        """Report what has arrived in this pass."""
+        """The backward pass has ended: record what it has accumulated."""
         if self._task != task:
             return
         self._task = None
-        self.passes.pop(task, None)
         arrived, self._arrived = self._arrived, {}
-        if arrived:
-            self._run.guard(self._record, self._run.journal.add, self._record, arrived)
+        self._run.guard(self._base, self._record, arrived, self.passes.pop(task, False))
+
+    def _record(self, arrived: dict[str, Any], wanted: bool) -> None:
+        run, module = self._run, self._module()
+        if module is None or not run.takes_parameter_grad(self._base, wanted):
+            return
+        number = run.count(f"{self._base}.parameters_grad")
+        record = parameters_grad_record(self._base, number)
+        visit = run.on_tensor(record)
+        entries = {}
+        for name, consumed in arrived.items():
+            parameter = module._parameters.get(name)
+            grad = consumed if parameter is None or parameter.grad is None else parameter.grad
+            if grad is None:
+                run.problem(f"{record}.{name}", "no gradient: it was taken away during backward")
+            entries[name] = [run.argument(describe, grad, f"{record}.{name}", visit)]
+        run.journal.add(record, entries)
 
 
 def _listen(call: Call, module: nn.Module) -> None:
@@ -200,7 +207,7 @@ def _listen(call: Call, module: nn.Module) -> None:
     groups = call.run.parameter_groups
     group = groups.get(call.base)
     if group is None:
-        group = groups[call.base] = ParameterGroup(call.run, call.base)
+        group = groups[call.base] = ParameterGroup(call.run, call.base, module)
     for name, parameter in own:
         group.add(name, parameter)
     call.parameters.append(group)
