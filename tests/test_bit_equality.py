@@ -1,4 +1,4 @@
-"""Training is bit for bit the same with the tool on and off."""
+"""Training is bit for bit the same with the tool on and off, down to the operations it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import debugger, read_dump
 from models import ZOO, Case
@@ -74,7 +76,8 @@ def state(case: Case, loss: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 def generators() -> Iterator[tuple[str, Any]]:
     yield "torch's generator", bits(torch.get_rng_state())
     yield "Python's generator", random.getstate()
-    yield "numpy's generator", [*map(str, np.random.get_state()[2:]), np.random.get_state()[1].tobytes()]
+    kind, keys, *rest = np.random.get_state()
+    yield "numpy's generator", (kind, keys.tobytes(), rest)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -143,3 +146,65 @@ def test_training_gives_the_same_bits_with_statistics(
 )
 def test_training_gives_the_same_bits_with_tensors_saved(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "mix", "tensor")
+
+
+class Operations(TorchDispatchMode):
+    """A mode of the user's that notes every operation that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """A mode of the user's that notes every function of torch that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+def seen_by(mode: Any, name: str, watcher: PrecisionDebugger | None = None) -> list[str]:
+    """What ``mode`` sees of one forward and backward."""
+    seed()
+    case = ZOO[name]()
+    if watcher is not None:
+        watcher.start(case.model)
+    with mode:
+        case.loss(case.model, case.batch).backward()
+    if watcher is not None:
+        watcher.stop()
+    return list(mode.seen)
+
+
+@pytest.mark.parametrize("mode", [Operations, Functions])
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "residual_cnn",
+        "gru",
+        "views_in_place",
+        "keyword_and_nested_inputs",
+        "checkpoint_non_reentrant",
+        "gradient_penalty",
+        "amp_bfloat16",
+        "random_in_forward",
+    ],
+)
+def test_modes_of_the_user_see_what_they_see_without_the_tool(
+    name: str, task: str, mode: Any, tmp_path: Path
+) -> None:
+    assert seen_by(mode(), name, debugger(tmp_path, task=task)) == seen_by(mode(), name)

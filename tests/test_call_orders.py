@@ -48,6 +48,11 @@ class Trainer:
     def forward(self, number: int) -> torch.Tensor:
         return self.net(batch(number)).square().mean()
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Without an update, and without a trace in the gradients of the next backward."""
+        loss.backward()
+        self.optimizer.zero_grad()
+
     def train(self, number: int) -> None:
         self.forward(number).backward()
         self.optimizer.step()
@@ -88,7 +93,7 @@ def plain(level: str) -> list[Data]:
 def not_trained(level: str) -> list[Data]:
     """Three forwards and backwards, without an optimizer, so that the weights stay."""
     trainer = Trainer()
-    windows = [lambda i=i: trainer.forward(i).backward() for i in range(STEPS)]
+    windows = [lambda i=i: trainer.backward(trainer.forward(i)) for i in range(STEPS)]
     return plain_run(level, trainer.net, windows)
 
 
@@ -256,7 +261,7 @@ def test_forward_backward_dump_end_keeps_the_gradients_of_what_was_recorded(
         loss = trainer.forward(number)
         debugger.forward_backward_dump_end()
         trainer.net(batch(number))
-        F.relu(loss).backward()
+        trainer.backward(F.relu(loss))
         debugger.stop()
         debugger.step()
     for number in range(STEPS):
@@ -277,7 +282,7 @@ def test_gradients_land_in_the_step_of_their_forward(
         debugger.stop()
         debugger.step()
     for loss in reversed(losses):
-        loss.backward()
+        trainer.backward(loss)
     end_session()
     assert step_names(tmp_path) == ["step0", "step1", "step2"]
     for number in range(STEPS):
@@ -296,12 +301,12 @@ def test_gradients_of_a_stopped_window_arrive_while_the_next_is_open(
         debugger.start(trainer.net)
         loss = trainer.forward(number)
         if waiting is not None:
-            waiting.backward()
+            trainer.backward(waiting)
         debugger.stop()
         debugger.step()
         waiting = loss
     assert waiting is not None
-    waiting.backward()
+    trainer.backward(waiting)
     end_session()
     for number in range(STEPS):
         assert_same(read_whole(tmp_path, number), plain_without_update[number])

@@ -243,6 +243,17 @@ def test_the_function_is_replaced_in_the_window_only(my_ops: Any, tmp_path: Path
         assert vars(my_ops)["compute"] is compute
 
 
+def test_a_function_that_the_user_replaces_between_windows_is_the_one_that_runs(
+    my_ops: Any, tmp_path: Path
+) -> None:
+    debugger_at(tmp_path).register_custom_api(my_ops, "compute")
+    recorded(tmp_path, lambda: my_ops.compute(X))
+    newer = my_ops.compute = lambda x: x + 100
+    data = recorded(tmp_path, lambda: my_ops.compute(X))
+    assert data["my_ops.compute.0.forward"]["output"][0]["Max"] == 104.0
+    assert my_ops.compute is newer
+
+
 def test_restore_ends_the_recording(my_ops: Any, tmp_path: Path) -> None:
     debugger = debugger_at(tmp_path)
     debugger.register_custom_api(my_ops, "compute")
@@ -317,9 +328,12 @@ def test_an_api_that_is_recorded_anyway_takes_the_new_name_and_gives_it_back(
     assert caplog.records == []
 
 
-def test_the_default_prefix_of_torch_is_its_name(tmp_path: Path) -> None:
+def test_the_default_prefix_of_torch_is_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     debugger_at(tmp_path).register_custom_api(torch, "matmul")
     assert list(recorded(tmp_path, lambda: torch.matmul(X, X))) == ["torch.matmul.0.forward"]
+    assert caplog.records == []
 
 
 def test_restoring_what_was_not_registered_does_nothing(my_ops: Any, tmp_path: Path) -> None:

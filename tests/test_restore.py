@@ -280,7 +280,7 @@ def test_wrapper_equals_the_original_and_is_found_under_it(name: str) -> None:
     assert wrapper is not original
     assert wrapper == original
     assert original == wrapper
-    assert not wrapper != original
+    assert (wrapper != original) is False
     assert hash(wrapper) == hash(original)
     assert {original: "found"}[wrapper] == "found"
     assert {wrapper: "found"}[original] == "found"

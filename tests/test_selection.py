@@ -497,10 +497,13 @@ def test_data_mode_of_one_direction_is_the_same_at_each_level(
     assert record(tmp_path, level, {"data_mode": mode}) == pruned(whole, mode)
 
 
-def test_a_list_entry_for_the_direction_left_out_is_reported(tmp_path: Path) -> None:
-    section = {"data_mode": ["forward"], "list": [f"{FC2}.backward.0"]}
-    assert record(tmp_path, "mix", section) == {}
-    assert len(unmatched(tmp_path)) == 1
+@pytest.mark.parametrize(("mode", "other"), [("forward", "backward"), ("backward", "forward")])
+def test_a_list_entry_for_the_direction_left_out_is_reported(
+    mode: str, other: str, tmp_path: Path
+) -> None:
+    section = {"data_mode": [mode], "list": [f"{FC2}.{other}.0"]}
+    assert record(tmp_path, "L0", section) == {}
+    assert unmatched(tmp_path) == [f"list entry '{FC2}.{other}.0' matched no record"]
 
 
 # ---- risk_level

@@ -32,7 +32,7 @@ LAYOUTS = {
     "single": lambda t: t[0, 0],
 }
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-SHAPE = pytest.mark.parametrize("shape", [(3, 5), (37, 41), (1030, 700)], ids=str)
+SHAPE = pytest.mark.parametrize("shape", [(3, 5), (137, 141), (1030, 700)], ids=str)
 
 
 def integers(*shape: int) -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import names, recording
-from .describe import describe, mirror
+from . import names
+from .describe import Entry, TensorEntry, describe, fill
 
 if TYPE_CHECKING:
     from .run import StepRun
@@ -32,7 +32,6 @@ class Call:
         "parent",
         "raised",
         "record",
-        "risk",
         "run",
         "seen",
         "spec",
@@ -43,95 +42,127 @@ class Call:
         "within_backward",
     )
 
-    def __init__(self, run: StepRun, base: str, forward: str, backward: str, parent: Any) -> None:
+    def __init__(
+        self, run: StepRun, base: str, forward: str, backward: str, parent: Any, spec: Any = None
+    ) -> None:
         self.run = run
         self.base = base
         self.forward = forward
         self.backward = backward
         self.parent = parent  # the Call of the module around it, the name of an area, or None
-        self.spec: Any = None  # the wrapper of an API; None for a module
+        self.spec = spec  # the wrapper of an API; None for a module
+        self.raised: Any = None  # the exception that was being handled when the call began
         self.stack: Any = None  # key of the caller's stack
         self.wanted = False
         self.takes_backward = False
         self.within = False  # `list` selects this module's forward: so is what runs in it
         self.within_backward = False
         self.failed = False
-        self.raised: Any = None  # the exception that was being handled when the call began
-        self.risk = "CORE"
         self.record: dict[str, Any] = {}
-        self.held: list[Any] = []  # tensors until the verdict, see verdicts.py
-        self.held_grads: list[Any] = []
+        self.held: Any = ()  # tensors until the verdict, see verdicts.py
+        self.held_grads: Any = ()
         self.seen: Any = None
-        self.inputs: list[Any] = []  # entries of the arguments: the shape of section "output"
-        self.outputs: Any = []  # entries of the results: the shape of section "input"
-        self.parameters: list[Any] = []  # the ParameterGroup of a module
-        self._grads_in: dict[int, Any] = {}
-        self._grads_out: dict[int, Any] = {}
+        self.inputs: Any = ()  # places of tensors in the arguments: the shape of section "output"
+        self.outputs: Any = ()  # places of tensors in the results: the shape of section "input"
+        self.parameters: Any = None  # the ParameterGroup of a module
+        self._grads_in: Any = None  # place → entry, while a pass is under way
+        self._grads_out: Any = None
         self._times = 0
 
     def parent_name(self) -> str | None:
         """Name of the parent's forward record for construct.json."""
-        return self.parent.forward if isinstance(self.parent, Call) else self.parent
+        return self.parent.forward if type(self.parent) is Call else self.parent
 
     def parent_backward(self) -> str | None:
         """Name of the parent's backward record."""
-        return self.parent.backward if isinstance(self.parent, Call) else None
+        return self.parent.backward if type(self.parent) is Call else None
 
-    def grad_output(self, place: int, grad: Any) -> None:
-        """Gradient of output ``place``."""
-        self.run.guard(self.backward, self._take, self._grads_out, "input", place, grad)
+    # ---- listener of gradients ---------------------------------------------------------------
 
-    def grad_input(self, place: int, grad: Any) -> None:
-        """Gradient of input ``place``."""
-        self.run.guard(self.backward, self._take, self._grads_in, "output", place, grad)
-
-    def _take(self, into: dict[int, Any], section: str, place: int, grad: Any) -> None:
-        run = self.run
-        if not self.takes_backward or not run.takes(section):
-            return
-        path = self._path(section, place) if run.needs_paths(self.backward) else self.backward
-        into[place] = run.argument(describe, grad, path, run.on_gradient(self))
-
-    def _path(self, section: str, place: int) -> str:
-        paths: list[str] = []
-        shape = self._shape("input") if section == "input" else self.inputs
-        mirror(shape, f"{self.backward_name()}.{section}", paths.append)
-        return paths[place]
-
-    def _shape(self, section: str) -> Any:
-        if section == "output":
-            return self.inputs
-        # Fields of a named tuple are told by position, as autograd tells them.
-        return list(self.outputs.values()) if isinstance(self.outputs, dict) else self.outputs
-
-    def backward_name(self) -> str:
-        """Name of the backward record of this pass over the graph."""
-        return names.repeated_backward(self.backward, self._times)
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Run what a hook has to do: unseen, and without ever raising into the backward."""
+        self.run.guard(self.backward, function, *args)
 
     def begin(self, graph_task: int) -> None:
         """A backward pass has reached the call."""
-        self.run.guard(self.backward, self._begin, graph_task)
-
-    def _begin(self, graph_task: int) -> None:
-        self.takes_backward = self.run.takes_backward(self)
-        for group in self.parameters:
+        run = self.run
+        self._grads_in, self._grads_out = {}, {}
+        self.takes_backward = run.takes_backward and (
+            run.selection.takes_all or run.decide_backward(self)
+        )
+        if run.verdicts is not None:
+            self.held_grads = []
+        group = self.parameters
+        if group is not None:
             group.passes[graph_task] = self.takes_backward or group.passes.get(graph_task, False)
+
+    def grad_output(self, place: int, grad: Any) -> None:
+        """Gradient of output ``place``."""
+        if self.takes_backward and self.run.takes_input:
+            self._grads_out[place] = self._describe(grad, "input", place)
+
+    def grad_input(self, place: int, grad: Any) -> None:
+        """Gradient of input ``place``."""
+        if self.takes_backward and self.run.takes_output:
+            self._grads_in[place] = self._describe(grad, "output", place)
+
+    def _describe(self, grad: Any, section: str, place: int) -> Entry:
+        run = self.run
+        name = self.backward
+        path = self._path(section, place) if run.needs_paths(name) else name
+        entry: Entry = run.argument(describe, grad, path, run.on_tensor(name), [])
+        if run.verdicts is not None and type(entry) is TensorEntry:
+            run.verdicts.hold(self.held_grads, entry, path, grad, copy=False)
+        return entry
 
     def done(self) -> None:
         """The record of this pass is complete."""
-        self.run.guard(self.backward, self._done)
-
-    def _done(self) -> None:
-        record = {
-            section: mirror(self._shape(section), "", _next_entry(grads))
-            for section, grads in (("input", self._grads_out), ("output", self._grads_in))
-        }
-        self._grads_out, self._grads_in = {}, {}
-        recording.finish_backward(self, record)
-        self.held_grads = []
+        run, name = self.run, self.backward_name()
+        if self.takes_backward:
+            record = {}
+            if run.takes_input:
+                record["input"] = _filled(self._results(), self._grads_out)
+            if run.takes_output:
+                record["output"] = _filled(self.inputs, self._grads_in)
+            if self._passes_verdict(name, record):
+                run.journal.add(name, record)
+        if run.constructs:
+            run.note(name, self.parent_backward())
+        if not run.selection.takes_all:
+            run.selection.leave(self.backward)
+        self._grads_out = self._grads_in = None
+        self.held_grads = ()
         self._times += 1
 
+    def _passes_verdict(self, name: str, record: dict[str, Any]) -> bool:
+        run = self.run
+        if not run.judges:
+            return bool(record)
+        run.mark(record, list(record.values()))
+        results = list(record.values()) if run.task.only_bad else record.get("output")
+        return run.judge(name, results, self.held_grads)
 
-def _next_entry(grads: dict[int, Any]) -> Callable[[str], Any]:
+    def backward_name(self) -> str:
+        """Name of the backward record of this pass over the graph."""
+        return names.repeated_backward(self.backward, self._times) if self._times else self.backward
+
+    def _path(self, section: str, place: int) -> str:
+        paths: list[str] = []
+        shape = self._results() if section == "input" else self.inputs
+        fill(shape, f"{self.backward_name()}.{section}", paths.append)
+        return paths[place]
+
+    def _results(self) -> Any:
+        # Fields of a named tuple are told by position, as autograd tells them.
+        return tuple(self.outputs.values()) if isinstance(self.outputs, dict) else self.outputs
+
+
+def _filled(shape: Any, grads: dict[int, Any]) -> list[Any]:
+    """The places of tensors with their gradients, null elsewhere."""
     places: Iterator[int] = iter(range(1 << 62))
-    return lambda path: grads.get(next(places))
+    return [
+        grads.get(next(places))
+        if part is True
+        else part and fill(part, "", lambda _: grads.get(next(places)))
+        for part in shape
+    ]

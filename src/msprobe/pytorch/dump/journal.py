@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import callstack, stats
+from . import callstack, jsonfile, stats
 from .writer import Writer
 
 
@@ -24,7 +24,8 @@ class Journal:
         self.running: dict[str, Any] = {}  # name → Call: begun, not returned
         self.drafts: dict[str, Any] = {}  # records that may still change: gradients of save()
         self._wake = wake
-        self._done: deque[tuple[str, Any]] = deque()
+        self._has_stacks = writer.has_stacks
+        self._done: deque[tuple[str, Any]] = deque()  # (name, record, or its line when final)
         self._parents: deque[tuple[str, str | None]] = deque()
         self._stacks: deque[tuple[str, Any]] = deque()
         self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
@@ -32,9 +33,13 @@ class Journal:
         self._discarded = False
 
     def add(self, name: str, record: Any) -> None:
-        """A complete record."""
+        """A complete record.
+
+        It becomes text at once unless it waits for values on a device: thousands of dicts and
+        lists that live until the next flush would keep the garbage collector busy.
+        """
         self.records += 1
-        self._done.append((name, record))
+        self._done.append((name, record if self._deferred else jsonfile.member(name, record)))
         if len(self._done) == 1:
             self._wake()
 
@@ -59,7 +64,7 @@ class Journal:
 
     def capture_stack(self) -> Any:
         """Key of the caller's stack; None where stack.json is not written."""
-        return callstack.capture() if self.writer.has_stacks else None
+        return callstack.capture() if self._has_stacks else None
 
     def stack(self, name: str, key: Any) -> None:
         """A line of stack.json."""

@@ -13,7 +13,20 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
+def _make_encoder() -> Callable[[Any], str]:
+    """The encoder of the json module; its C part made once instead of for every record."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+    if make is None:  # not CPython
+        return plain.encode
+    text: Any = json.encoder.encode_basestring
+    encode_chunks = make(None, plain.default, text, None, ": ", ", ", False, False, False)
+    return lambda value: "".join(encode_chunks(value, 0))
+
+
+_encode = _make_encoder()
 _FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NON_FINITE = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 

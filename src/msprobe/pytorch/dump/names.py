@@ -7,12 +7,6 @@ import zlib
 _MAX_FILE_NAME = 255  # bytes: the limit of ext4, xfs, NTFS and APFS
 
 
-def api_records(base: str, n: int) -> tuple[str, str]:
-    """Forward and backward record name of the ``n``-th call of ``base`` (``"Functional.relu"``)."""
-    stem = f"{base}.{n}"
-    return stem + ".forward", stem + ".backward"
-
-
 def module_records(base: str, n: int) -> tuple[str, str]:
     """Forward and backward record name of a module; ``base`` is ``Module.<fqn>.<Class>``."""
     return f"{base}.forward.{n}", f"{base}.backward.{n}"

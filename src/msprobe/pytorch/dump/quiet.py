@@ -1,6 +1,7 @@
 """Run our own tensor work unseen: by the user's modes, by autocast, by autograd.
 
-Each is lifted only when it is active; the test is a few C calls, since it runs for every record.
+Each is lifted only when it is active. Whether one is, is asked for every record, by the C
+functions bound here: `dispatch_modes`, `function_modes` and `autocast` are true when one is.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _C: Any = torch._C
-_dispatch_modes = _C._len_torch_dispatch_stack
-_function_modes = _C._len_torch_function_stack
+dispatch_modes = _C._len_torch_dispatch_stack
+function_modes = _C._len_torch_function_stack
 
 
 def _each_autocast() -> bool:
@@ -22,7 +23,7 @@ def _each_autocast() -> bool:
 
 
 # torch >= 2.4 answers for all devices in one call.
-_autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
+autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
 _AUTOCAST_KEYS = [
     getattr(_C.DispatchKey, name)
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")
@@ -30,20 +31,15 @@ _AUTOCAST_KEYS = [
 ]
 
 
-def is_needed() -> bool:
-    """Whether a mode or autocast is active, so that our tensor work must run under `quiet`."""
-    return bool(_dispatch_modes() or _function_modes() or _autocast())
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Lift dispatch modes, function modes and autocast for the block, in this thread."""
     with contextlib.ExitStack() as stack:
-        if _function_modes():
+        if function_modes():
             stack.enter_context(_C.DisableTorchFunction())
-        if _dispatch_modes():
+        if dispatch_modes():
             stack.enter_context(_disable_current_modes())
-        if _autocast():
+        if autocast():
             for key in _AUTOCAST_KEYS:
                 stack.enter_context(_C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(key)))
         yield

@@ -7,18 +7,19 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import gradients, quiet, tasks
+from . import gradients, tasks
 from .call import Call
 from .config import DumpConfig, Level
 from .describe import Entry, OnTensor, TensorEntry
 from .filters import Names, Selection
 from .gate import ThreadState
 from .journal import Journal
+from .quiet import autocast, dispatch_modes, function_modes, quiet
 from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
 
 T = TypeVar("T")
-_MODES = ("forward", "backward", "input", "output")
+_AREAS = frozenset({"optimizer", "clip_grad"})
 
 
 class StepRun:
@@ -48,11 +49,18 @@ class StepRun:
             weakref.WeakValueDictionary()
         )
         self.task = tasks.TASKS[config.task]
-        self._takes = {mode: mode in config.data_mode for mode in _MODES}
-        self._takes["forward"] &= self.task.records
         self.verdicts: Verdicts | None = None
-        self._construct = config.extra_info and config.level != Level.L1
-        self.listens = self._takes["backward"] or self._construct
+        # What is fixed for the step is decided here, not per call.
+        directions = config.data_mode
+        records = self.task.records
+        self.takes_forward = records and "forward" in directions
+        self.takes_backward = records and "backward" in directions
+        self.takes_input = records and "input" in directions
+        self.takes_output = records and "output" in directions
+        self.constructs = config.extra_info and config.level != Level.L1
+        self.listens = "backward" in directions or self.constructs
+        self.judges = self.task.only_bad or self.task.marks_nan
+        self._keeps_some = self.task.keeps_all or bool(config.tensor_list)
         self.selection = Selection(
             config.names, config.scope, config.risk_level, expand=config.level == Level.MIX
         )
@@ -83,19 +91,11 @@ class StepRun:
         parent = self.parent(thread)
         return parent if isinstance(parent, Call) else None
 
-    def takes(self, mode: str) -> bool:
-        """Whether data_mode and the task take this direction (forward, backward) or side."""
-        return self._takes[mode]
-
     def decide(self, call: Call) -> None:
         """Whether the forward record is wanted; what `list` makes of the records within it."""
-        call.risk = "CORE" if call.spec is None else call.spec.risk
-        if self.selection.takes_all:
-            call.wanted = True
-            return
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within
-        call.wanted = self.selection.enter(call.forward, call.risk, within)
+        call.wanted = self.selection.enter(call.forward, _risk(call), within)
         if call.spec is None and self.selection.names:
             # Both now: in backward the inner calls come before the module.
             match = self.selection.names.match
@@ -104,26 +104,22 @@ class StepRun:
                 parent is not None and parent.within_backward
             )
 
-    def takes_backward(self, call: Call) -> bool:
-        """A backward pass has reached the call: whether its record is wanted."""
-        if not self._takes["backward"] or not self.task.records:
-            return False
-        if self.selection.takes_all:
-            return True
+    def decide_backward(self, call: Call) -> bool:
+        """Whether the backward record is wanted."""
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within_backward
-        return self.selection.enter(call.backward, call.risk, within)
+        return self.selection.enter(call.backward, _risk(call), within)
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:
         """Whether a parameter gradient of module ``base`` is recorded."""
-        if not self.task.records or not self._takes["backward"] or self.task.only_bad:
+        if not self.takes_backward or self.task.only_bad:
             return False
         return backward_kept or self.selection.names.match(f"{base}.parameters_grad")
 
     def keeps(self, record: str) -> bool:
         """Whether the tensors of this record are saved as files, whatever they hold."""
-        if self.verdicts is not None:
-            return False  # the verdict says which
+        if not self._keeps_some:
+            return False
         return self.task.keeps_all or (bool(self._tensor_list) and self._tensor_list.match(record))
 
     def needs_paths(self, record: str) -> bool:
@@ -134,6 +130,8 @@ class StepRun:
         self, is_bad: Callable[[str, Any], bool], limit: int, end: Callable[[str], None]
     ) -> None:
         """Keep the tensors of bad calls only, and ``end`` collecting after ``limit`` of them."""
+        self.judges = True
+        self._keeps_some = False  # the verdict says which
         self.verdicts = Verdicts(
             is_bad,
             limit,
@@ -157,52 +155,64 @@ class StepRun:
 
     def on_tensor(self, record: str) -> OnTensor:
         """What describes the tensors of this record."""
-        return self._describers[self.keeps(record)]
+        if self._keeps_some:
+            return self._describers[self.keeps(record)]
+        return self._describers[False]
 
-    def on_gradient(self, call: Call) -> OnTensor:
-        """What describes the gradients of this call."""
-        describe_one = self.on_tensor(call.backward)
+    def visitor(
+        self, call: Call, found: list[Any], described: bool, *, before: bool
+    ) -> OnTensor:
+        """What describes the arguments or results of this call."""
+        if not described:
+            return tasks.blank
+        on_tensor = self.on_tensor(call.forward)
         verdicts = self.verdicts
         if verdicts is None:
-            return describe_one
+            return on_tensor
+        copy = before and verdicts.may_write(call)
+        if before:
+            call.held = []
 
         def visit(value: Any, path: str) -> Any:
-            entry = describe_one(value, path)
-            verdicts.hold(call.held_grads, entry, path, value, copy=False)
-            return entry
-
-        return visit
-
-    def visitor(self, call: Call, found: list[Any], *, described: bool, before: bool) -> OnTensor:
-        """What describes the arguments or results of this call, and notes tensors in ``found``."""
-        on_tensor = self.on_tensor(call.forward) if described else tasks.blank
-        verdicts = self.verdicts if described else None
-        copy = before and verdicts is not None and verdicts.may_write(call)
-
-        def visit(value: Any, path: str) -> Any:
-            try:
-                entry = on_tensor(value, path)
-            except Exception as error:
-                self.writer.log(path, error)
-                entry = tasks.bare_entry(value)
+            entry = on_tensor(value, path)
             if type(entry) is TensorEntry:
-                found.append(value)
-                if verdicts is not None:
-                    verdicts.hold(call.held, entry, path, value, copy=copy)
+                verdicts.hold(call.held, entry, path, value, copy=copy)
             return entry
 
         return visit
 
     def argument(
-        self, walk: Callable[[Any, str, OnTensor], T], value: Any, path: str, visit: OnTensor
+        self,
+        walk: Callable[[Any, str, OnTensor], T],
+        value: Any,
+        path: str,
+        visit: OnTensor,
+        found: list[Any],
     ) -> T | Any:
-        """One argument. If it can not be described, the log says why and the rest stands."""
+        """One argument of any type; its tensors are added to ``found``.
+
+        If it can not be described, the log says why and the rest stands.
+        """
+
+        def noting(tensor: Any, place: str) -> Any:
+            entry = visit(tensor, place)
+            if type(entry) is TensorEntry:
+                found.append(tensor)
+            return entry
+
         try:
-            return walk(value, path, visit)
+            return walk(value, path, noting)
         except Exception as error:
             self.writer.log(path, error)
             kind = type(value)
             return Entry(type=f"{kind.__module__}.{kind.__qualname__}", value=None)
+
+    def judge(self, name: str, results: Any, held: Any) -> bool:
+        """Whether a record is written, by what its results hold."""
+        if self.verdicts is None:
+            return True
+        self.journal.read_back()
+        return self.verdicts.judge(name, results, held)
 
     def mark(self, record: dict[str, Any], results: Any) -> None:
         """Task nan_check: field ``is_nan`` of a record, known once its values are read back."""
@@ -217,11 +227,10 @@ class StepRun:
 
     def note(self, name: str, parent: str | None) -> None:
         """Enter a record into construct.json."""
-        if self._construct:
-            if parent in ("optimizer", "clip_grad") and parent not in self._areas:
-                self._areas.add(parent)
-                self.journal.parent(parent, None)
-            self.journal.parent(name, parent)
+        if parent in _AREAS and parent not in self._areas:
+            self._areas.add(parent)
+            self.journal.parent(parent, None)
+        self.journal.parent(name, parent)
 
     def saved_entry(self, value: Any, path: str) -> Any:
         """Entry of a tensor given to save(), or of its gradient."""
@@ -247,18 +256,18 @@ class StepRun:
         The one place where our errors are caught.
         """
         thread = self.thread
-        before = thread.inside, thread.off
+        inside, off = thread.inside, thread.off
         thread.inside = thread.off = True
         try:
-            if quiet.is_needed():
-                with quiet.quiet():
+            if dispatch_modes() or function_modes() or autocast():
+                with quiet():
                     return function(*args)
             return function(*args)
         except Exception as error:
             self.writer.log(name, error)
             return None
         finally:
-            thread.inside, thread.off = before
+            thread.inside, thread.off = inside, off
 
     # ---- what is missing ----------------------------------------------------------------------
 
@@ -284,3 +293,7 @@ class StepRun:
         if said:
             self.writer.log("not recorded", "; ".join(said))
         self.journal.close({**missing, **notes})
+
+
+def _risk(call: Call) -> str:
+    return "CORE" if call.spec is None else str(call.spec.risk)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import gradients
-from .describe import TensorEntry, describe, mirror
+from .describe import TensorEntry, describe, fill, places
 
 if TYPE_CHECKING:
     from .run import StepRun
@@ -29,7 +29,7 @@ def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
 
 
 def _unfit(variable: Any) -> str:
-    if variable is None or isinstance(variable, (torch.Tensor, numbers.Real, str)):
+    if variable is None or isinstance(variable, (torch.Tensor, int, float, str)):
         return ""
     if isinstance(variable, (list, tuple)):
         return next((p for p in map(_unfit, variable) if p), "")
@@ -50,16 +50,17 @@ class SavedGradients:
     def __init__(self, run: StepRun, name: str, entries: Any) -> None:
         self._run = run
         self._name = name
-        self._entries = entries
+        self._shape = places(entries)
         self._grads: dict[int, Any] = {}
         self._paths: list[str] = []
-        mirror(entries, name, self._paths.append)
+        fill(self._shape, name, self._paths.append)
+
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Run what a hook has to do."""
+        self._run.guard(self._name, function, *args)
 
     def grad_output(self, place: int, grad: Any) -> None:
         """Gradient of the ``place``-th tensor of the variable."""
-        self._run.guard(self._name, self._take, place, grad)
-
-    def _take(self, place: int, grad: Any) -> None:
         self._grads[place] = self._run.saved_entry(grad, self._paths[place])
 
     def grad_input(self, place: int, grad: Any) -> None:
@@ -70,12 +71,12 @@ class SavedGradients:
 
     def done(self) -> None:
         """The pass is over: what has arrived stands in the record from now on."""
-        self._run.guard(self._name, self.write)
+        self.write()
 
     def write(self) -> None:
         """(Re)write the record."""
-        places = iter(range(len(self._paths)))
-        record = mirror(self._entries, self._name, lambda _: self._grads.get(next(places)))
+        numbers = iter(range(len(self._paths)))
+        record = fill(self._shape, self._name, lambda _: self._grads.get(next(numbers)))
         self._run.journal.draft(self._name, record)
 
 
@@ -96,9 +97,9 @@ def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
     if save_backward:
         listener = SavedGradients(run, f"{name}_grad.{count}.debug", entries)
         listener.write()
-        watch = gradients.watch(())
-        if watch is not None:
+        if torch.is_grad_enabled():
+            watch = gradients.Watch(())
             # A leaf's accumulator lives only as long as somebody holds it.
             leaves = [t for t in found if t.requires_grad and t.grad_fn is None]
             run.kept_nodes += [gradients.accumulator(t) for t in leaves]
-            gradients.attach(watch, found, run.passes, lambda: listener)
+            gradients.attach(watch, found, run.passes, listener)

@@ -16,7 +16,6 @@ _narrow = torch.Tensor.narrow
 _clone = torch.Tensor.clone
 _contiguous = torch.Tensor.contiguous
 _cpu = torch.Tensor.cpu
-_interpreter: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 class Sink(Protocol):
@@ -56,62 +55,10 @@ TASKS: dict[str, Task] = {
     "nan_check": Task(marks_nan=True),
 }
 
-def _set_statistics(entry: Entry, values: Sequence[Any]) -> None:
-    entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
+Fill = Callable[[TensorEntry, Any, str], None]  # (entry, plain tensor or None, path)
 
-
-def _statistics(entry: TensorEntry, tensor: Any, path: str, high: bool, sink: Sink) -> None:
-    entry["Max"] = entry["Min"] = entry["Mean"] = entry["Norm"] = None
-    if tensor is None:
-        sink.problem(path, f"no statistics of a {entry['type']}: it has no elements to read here")
-        return
-    try:
-        values = stats.statistics(tensor, high)
-    except stats.CannotMeasure as reason:
-        sink.problem(path, f"no statistics of {entry['dtype']}: {reason}")
-        return
-    if type(values) is list:
-        entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
-    else:
-        sink.defer(values, lambda read: _set_statistics(entry, read))
-
-
-def _watch_nan(entry: TensorEntry, tensor: Any, path: str, sink: Sink) -> None:
-    """Set ``bad`` of the entry. A tensor that can not be read counts as good, and is logged."""
-    entry.bad = False
-    if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
-        return
-
-    def judge(values: Sequence[Any]) -> None:
-        entry.bad = any(value is not None and value - value != 0 for value in values[:2])
-
-    try:
-        values = stats.statistics(tensor)
-    except stats.CannotMeasure as reason:
-        sink.problem(path, f"is_nan does not cover {entry['dtype']}: {reason}")
-        return
-    if type(values) is list:
-        judge(values)
-    else:
-        sink.defer(values, judge)
-
-
-def _checksum(
-    entry: TensorEntry, tensor: Any, path: str, sink: Sink, compute: Callable[[Any], Any]
-) -> None:
-    entry["md5"] = None
-    if tensor is None:
-        sink.problem(path, f"no checksum of a {entry['type']}: it has no elements to read here")
-        return
-    try:
-        value = compute(tensor)
-    except stats.CannotMeasure as reason:
-        sink.problem(path, f"no checksum of {entry['dtype']}: {reason}")
-        return
-    if type(value) is str:
-        entry["md5"] = value
-    else:
-        sink.defer(value, lambda read: entry.__setitem__("md5", read[0]))
+_interpreter: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+_DTYPES = {t: str(t) for t in vars(torch).values() if isinstance(t, torch.dtype)}
 
 
 def describer(
@@ -119,49 +66,117 @@ def describer(
 ) -> OnTensor:
     """The function that describes one tensor or numpy array, for `describe`.
 
-    ``mode`` is statistics, md5, xor, or nan for a record that only tells NaN. Fields in the order of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
+    ``mode`` is statistics, md5, xor, or nan for records that only tell NaN. Fields in the order
+    of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
     """
+    first, last = _FILLS[mode](high, sink)
 
     def on_tensor(value: Any, path: str) -> Entry:
-        if type(value) is np.ndarray or isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray):
             return _array_entry(value, path, sink, keeps)
-        plain = None if _interpreter() is not None else plain_tensor(value)
-        shown = value if plain is None else plain
-        if slices and plain is not None:
-            shown = plain = sliced(plain, slices)
-        entry = TensorEntry(type=tensor_type(type(value)), dtype=str(value.dtype))
-        entry["shape"] = list(shown.shape)
-        if mode == "nan":
-            _watch_nan(entry, plain, path, sink)
-        elif mode == "xor":
-            _checksum(entry, plain, path, sink, stats.xor64)
-        else:
-            _statistics(entry, plain, path, high, sink)
+        entry, plain = _place(value, slices)
+        if first is not None:
+            _attempt(first, entry, plain, path, sink)
         entry["requires_grad"] = value.requires_grad
-        if hasattr(value, "_local_tensor"):
-            _placements(entry, value)
-        if keeps and plain is not None and plain.numel() and plain.device.type != "meta":
+        if keeps and plain is not None and plain.numel() and not plain.is_meta:
             entry["data_name"] = sink.keep(path, plain)
-        if mode == "md5":
-            _checksum(entry, plain, path, sink, stats.crc32)
+        if last is not None:
+            _attempt(last, entry, plain, path, sink)
         return entry
 
     return on_tensor
 
 
+def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
+    """Type, dtype and shape of a tensor, and the plain tensor to read (None: not to be read)."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        plain = value.detach() if value.requires_grad else value
+        entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
+    else:
+        plain = plain_tensor(value)
+        entry = TensorEntry(type=tensor_type(kind), dtype=str(value.dtype))
+        if hasattr(value, "_local_tensor"):
+            _placements(entry, value)
+    if _interpreter() is not None:
+        plain = None  # inside vmap, grad, ...: reading would be part of the transform
+    if slices and plain is not None:
+        plain = sliced(plain, slices)
+    # A tuple: once the garbage collector has seen it, it need not look at it again.
+    entry["shape"] = tuple(value.shape if plain is None else plain.shape)
+    return entry, plain
+
+
+def _attempt(fill: Fill, entry: TensorEntry, plain: Any, path: str, sink: Sink) -> None:
+    """Fill fields in; what can not be computed is null, and the log says why."""
+    try:
+        if plain is None:
+            raise stats.CannotMeasure("it has no elements of its own to read here")
+        fill(entry, plain, path)
+    except Exception as reason:  # an odd tensor costs its numbers, not its record
+        sink.problem(path, f"no numbers of {entry['type']} {entry['dtype']}: {reason}")
+
+
+def _statistics(high: bool, sink: Sink) -> tuple[Fill, None]:
+    measure = stats.statistics
+
+    def fill(entry: TensorEntry, plain: Any, path: str) -> None:
+        entry["Max"] = entry["Min"] = entry["Mean"] = entry["Norm"] = None
+        values = measure(plain, high)
+        if type(values) is list:
+            entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
+        else:
+            sink.defer(values, lambda read: _set_statistics(entry, read))
+
+    return fill, None
+
+
+def _set_statistics(entry: Entry, values: Sequence[Any]) -> None:
+    entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
+
+
+def _checksum(compute: Callable[[Any], Any], sink: Sink) -> Fill:
+    def fill(entry: TensorEntry, plain: Any, path: str) -> None:
+        entry["md5"] = None
+        value = compute(plain)
+        if type(value) is str:
+            entry["md5"] = value
+        else:
+            sink.defer(value, lambda read: entry.__setitem__("md5", read[0]))
+
+    return fill
+
+
+def _nan(high: bool, sink: Sink) -> tuple[Fill, None]:
+    def fill(entry: TensorEntry, plain: Any, path: str) -> None:
+        if not (plain.is_floating_point() or plain.is_complex()):
+            return
+        values = stats.statistics(plain)
+        if type(values) is list:
+            _judge(entry, values)
+        else:
+            sink.defer(values, lambda read: _judge(entry, read))
+
+    return fill, None
+
+
+def _judge(entry: TensorEntry, values: Sequence[Any]) -> None:
+    # x - x is 0 for finite x only; Max and Min carry every NaN and infinity.
+    entry.bad = any(value is not None and value - value != 0 for value in values[:2])
+
+
+# mode → (fills before requires_grad, fills after data_name)
+_FILLS: dict[str, Callable[[bool, Sink], tuple[Fill | None, Fill | None]]] = {
+    "statistics": _statistics,
+    "md5": lambda high, sink: (_statistics(high, sink)[0], _checksum(stats.crc32, sink)),
+    "xor": lambda high, sink: (_checksum(stats.xor64, sink), None),
+    "nan": _nan,
+}
+
+
 def blank(value: Any, path: str) -> TensorEntry:
     """The place of a tensor without any description."""
     return TensorEntry()
-
-
-def bare_entry(value: Any) -> TensorEntry:
-    """What can be said of a tensor whose description has failed."""
-    entry = TensorEntry(type=tensor_type(type(value)), dtype=str(value.dtype))
-    entry["shape"] = list(value.shape)
-    entry["Max"] = entry["Min"] = entry["Mean"] = entry["Norm"] = None
-    entry["requires_grad"] = value.requires_grad
-    entry.bad = False
-    return entry
 
 
 def sliced(tensor: Any, slices: Sequence[Any]) -> Any:

@@ -30,6 +30,8 @@ class Window:
         self._handles: list[Any] = []
         self._extra: list[Any] = []
         self._hooked: list[tuple[nn.Module, ModuleHook]] = []
+        self._loaded = 0  # modules there were when the user's were picked
+        self._user_modules: list[ModuleType] = []
         self._scanned: dict[int, int] = {}  # id of a module → number of names when it was searched
         self._areas = False
         self._found: list[tuple[dict[str, Any], str, Any]] = []
@@ -99,9 +101,11 @@ class Window:
     def _references(
         self, originals: dict[int, Any], models: Iterable[nn.Module]
     ) -> list[tuple[dict[str, Any], str, Any]]:
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType):
-                self._scan(module, originals)
+        if self._loaded != len(sys.modules):
+            self._loaded = len(sys.modules)
+            self._user_modules = [m for m in list(sys.modules.values()) if _is_user_code(m)]
+        for module in self._user_modules:
+            self._scan(module, originals)
         found = [
             (names, key, originals[id(original)])
             for names, key, original in self._found
@@ -120,12 +124,16 @@ class Window:
         if self._scanned.get(id(module)) == size and module.__name__ != "__main__":
             return
         self._scanned[id(module)] = size
-        if str(names.get("__name__")).partition(".")[0] in _NOT_USER_CODE:
-            return
         known = {(id(d), key) for d, key, _ in self._found}
         for key, value in list(names.items()):
             if id(value) in originals and (id(names), key) not in known:
                 self._found.append((names, key, value))
+
+
+def _is_user_code(module: Any) -> bool:
+    if not isinstance(module, ModuleType):
+        return False
+    return str(module.__dict__.get("__name__")).partition(".")[0] not in _NOT_USER_CODE
 
 
 def _up_to_date(owner: Any, name: str, wrapper: Any) -> Any:

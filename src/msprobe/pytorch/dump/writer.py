@@ -63,14 +63,18 @@ class Writer:
         stacks: Sequence[tuple[str, Any]],
         render: Callable[[Any], list[str]],
     ) -> None:
-        """Write final records and those of running calls, parents, and (record, stack key)."""
+        """Write final records and those of running calls, parents, and (record, stack key).
+
+        A record is a JSON-able value, or bytes: the line that it has become already.
+        """
         # The stack and the parent come first, so that every record on disk has them.
         if self._construct is not None and parents:
             self._construct.append([jsonfile.member(k, v) for k, v in parents])
         if self._stack is not None and stacks:
             self._append_stacks(stacks, render)
         self._data.append(
-            [jsonfile.member(k, v) for k, v in records], [jsonfile.member(k, v) for k, v in running]
+            [v if type(v) is bytes else jsonfile.member(k, v) for k, v in records],
+            [jsonfile.member(k, v) for k, v in running],
         )
 
     def _append_stacks(

@@ -28,6 +28,8 @@ class CustomApis:
         self._table = ops.load_custom()
         self._known: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._unfit: set[str] = set()
+        self._modules = 0
+        self._ops: list[tuple[str, str]] = []
 
     def register(self, module: Any, api: Any, prefix: Any = None) -> tuple[Any, str, Any]:
         """Add ``module.api``, recorded as ``<prefix>.<api>``; the prefix is the module's name."""
@@ -79,10 +81,15 @@ class CustomApis:
         list_all: Any = getattr(torch._C, "_dispatch_get_all_op_names", None)
         if not self._namespaces or list_all is None:
             return
-        for qualified in sorted(list_all()):
-            namespace, _, op = qualified.partition("::")
-            if namespace in self._namespaces and "." not in op:
-                yield getattr(torch.ops, namespace), op
+        if self._modules != len(sys.modules):  # a library of operators comes with an import
+            self._modules = len(sys.modules)
+            self._ops = [
+                (namespace, op)
+                for namespace, _, op in (name.partition("::") for name in sorted(list_all()))
+                if namespace in self._namespaces and "." not in op
+            ]
+        for namespace, op in self._ops:
+            yield getattr(torch.ops, namespace), op
 
 
 def stand_in(owner: Any, api: str, base: str, gate: Gate) -> Any:

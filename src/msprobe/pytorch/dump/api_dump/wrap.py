@@ -17,7 +17,6 @@ import torch
 from .. import recording
 from ..call import Call
 from ..gate import Gate
-from ..names import api_records
 from .collectives import Works, shown_results
 from .ops import ApiSpec, find_owner, risk_of
 
@@ -116,9 +115,9 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
     """Make one call and record it. The user's exceptions pass; ours stay in the log."""
     run, thread = gate.run, gate.thread
     assert run is not None
-    forward, backward = api_records(wrapper.base, run.count(wrapper.base))
-    call = Call(run, wrapper.base, forward, backward, run.parent(thread))
-    call.spec = wrapper
+    stem = f"{wrapper.base}.{run.count(wrapper.base)}"
+    forward = stem + ".forward"
+    call = Call(run, wrapper.base, forward, stem + ".backward", run.parent(thread), wrapper)
     thread.inside = True
     try:
         run.guard(forward, recording.begin, call, args, kwargs)

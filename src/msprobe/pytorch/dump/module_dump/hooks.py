@@ -196,7 +196,7 @@ class ParameterGroup:
             grad = consumed if parameter is None or parameter.grad is None else parameter.grad
             if grad is None:
                 run.problem(f"{record}.{name}", "no gradient: it was taken away during backward")
-            entries[name] = [run.argument(describe, grad, f"{record}.{name}", visit)]
+            entries[name] = [run.argument(describe, grad, f"{record}.{name}", visit, [])]
         run.journal.add(record, entries)
 
 
@@ -210,4 +210,4 @@ def _listen(call: Call, module: nn.Module) -> None:
         group = groups[call.base] = ParameterGroup(call.run, call.base, module)
     for name, parameter in own:
         group.add(name, parameter)
-    call.parameters.append(group)
+    call.parameters = group
