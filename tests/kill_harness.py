@@ -34,7 +34,7 @@ from msprobe.pytorch import PrecisionDebugger
 Log = Callable[[int, int], None]  # (step, iteration of that step): completed just now
 
 PROMISED_S = 1.0  # what is older than this when the process dies is on disk
-LONGEST_LIFE_S = 3.0
+LONGEST_LIFE_S = 2.4
 LEVELS = ("L0", "L1", "mix")
 TASKS = ("statistics", "tensor")
 _JSON = ("dump.json", "stack.json", "construct.json")

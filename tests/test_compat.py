@@ -227,7 +227,7 @@ def test_config_level_is_a_text_that_frameworks_branch_on(level: str, tmp_path: 
 def test_level_set_between_windows_is_in_force_from_the_next_start(
     view: str, tmp_path: Path
 ) -> None:
-    """product.md 1: both are readable and settable, effective at the next start."""
+    """As dump_path is; no public caller is known yet, vllm-ascend only reads it."""
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
     net = make_net()
     run_once(debugger, net)
@@ -369,6 +369,7 @@ def test_instance_set_to_none_in_an_open_window_gives_torch_back(tmp_path: Path)
 
 
 def test_instance_set_to_something_else_is_refused(tmp_path: Path) -> None:
+    """An earlier verl sets None only; another object could not be a debugger."""
     debugger = PrecisionDebugger(dump_path=tmp_path)
     PrecisionDebugger._instance = debugger
     with pytest.raises(UsageError, match="can only be set to None"):

@@ -34,15 +34,16 @@ GROUPS: dict[str, tuple[str, str]] = {
         "~.pieces ~.deferred ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks ~.verdicts",
     ),
     "files": ("leaves values", "~.jsonfile ~.writer ~.journal"),
-    "records": ("leaves", "~.recording ~.call ~.saved"),
+    "records": ("leaves", "~.call ~.saved"),
     "run": ("leaves configuration values files records", "~.run"),
+    "recording": ("leaves records run", "~.recording"),
     "interception": (
-        "base leaves configuration records",  # the run is reached through the gate
+        "base leaves configuration records recording",  # the run is reached through the gate
         "~.api_dump.ops ~.api_dump.areas ~.api_dump.collectives ~.api_dump.wrap ~.api_dump.custom"
         " ~.module_dump.hooks ~.module_dump.focus ~.tokens ~.compilers ~.window",
     ),
     "session": (
-        "base leaves configuration values files records run interception",
+        "base leaves configuration values files records run recording interception",
         "~.session",
     ),
     "randomness": (

@@ -92,6 +92,21 @@ def test_residual_input_gets_the_sum_of_what_flows_inside_the_module(tmp_path: P
     })
 
 
+def test_what_reaches_an_input_past_the_module_is_not_counted(tmp_path: Path) -> None:
+    """The module uses a tensor that was computed from its input before the call."""
+    kept: list[Tensor] = []
+    inner = Function(lambda m, h: h.exp() + kept[0])
+
+    def forward(m: Any, h: Tensor) -> Tensor:
+        kept.append(h * 3)
+        return m.inner(h)
+
+    model, x = Function(forward, inner=inner), torch.randn(3, requires_grad=True)
+    dump = collect_l0(tmp_path, model, lambda: model(x * 1).sum().backward())
+    record = dump.gradients("Module.inner.Function.backward.0")
+    assert same(record, {"input": [torch.ones(3)], "output": [x.detach().exp()]})
+
+
 def test_keyword_and_nested_inputs_have_their_gradients_in_place(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = Function(lambda m, **kwargs: m.mix(**kwargs), mix=Mix())

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import changes, torch_state
 from helpers import collect, debugger, read_dump
 from models import ZOO
 from msprobe.pytorch import PrecisionDebugger
+from torch_state import changes, torch_state
 
 LEVELS = pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 

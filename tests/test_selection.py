@@ -467,7 +467,7 @@ MODES = [["all"], *([*d, *s] for d, s in itertools.product(DIRECTIONS, SIDES))]
 
 
 def pruned(whole: Data, mode: Sequence[str]) -> Data:
-    """What data_mode leaves of a full run: dump-format's rules, applied to the records."""
+    """What data_mode leaves of a full run; parameters go with the forward's output."""
     directions = {"forward", "backward"} & set(mode) or {"forward", "backward"}
     sides = {"input", "output"} & set(mode) or {"input", "output"}
     sections = {"input": {"input", "input_args", "input_kwargs"},

@@ -198,8 +198,8 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         """A second construction: take the model over, warn if anything else differs."""
         if model is not None:
             self._session.model = model
-        given = (config_path, task, dump_path, level, step)
-        if any(new is not None and new != old for new, old in zip(given, self._arguments, strict=True)):
+        given = zip((config_path, task, dump_path, level, step), self._arguments, strict=True)
+        if any(new is not None and new != old for new, old in given):
             warnings.warn(
                 "PrecisionDebugger exists already in this process; the arguments of this second"
                 " construction are ignored. To begin anew set PrecisionDebugger._instance = None"

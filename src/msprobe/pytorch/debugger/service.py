@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
-from ..dump.config import DumpConfig, check_dump_path
+from ..dump.config import DumpConfig, check_dump_path, load_config
 from ..dump.session import Session
 
 
@@ -21,20 +21,23 @@ class ConfigView:
         return str(value) if name == "level" else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in {field.name for field in dataclasses.fields(DumpConfig)}:
+        if name == "dump_path":
+            value = os.path.expanduser(os.fspath(value))
+            check_dump_path(value)
+        elif name == "level":
+            value = load_config({"level": value}).level
+        elif name not in {field.name for field in dataclasses.fields(DumpConfig)}:
             raise AttributeError(f"the configuration has no {name!r}")
-        if name != "dump_path":
+        else:
             raise AttributeError(
-                f"{name!r} can not be changed on a live debugger; only dump_path can, between two"
-                " windows. Set PrecisionDebugger._instance = None and construct a new one."
+                f"{name!r} can not be changed on a live debugger; dump_path and level can, between"
+                " two windows. Set PrecisionDebugger._instance = None and construct a new one."
             )
-        path = os.path.expanduser(os.fspath(value))
-        check_dump_path(path)
-        self._session.config = dataclasses.replace(self._session.config, dump_path=path)
+        self._session.override(**{name: value})
 
 
 class Service:
-    """What frameworks reach through ``debugger.service`` (research: verl, MindSpeed-RL, recipes)."""
+    """What frameworks reach through ``debugger.service`` (verl, MindSpeed-RL, recipes)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -44,7 +47,7 @@ class Service:
     @property
     def should_stop_service(self) -> bool:
         """Whether collecting has ended for this process (the last wanted step is over)."""
-        return self._session.over or self._session.closed
+        return self._session.over
 
     @property
     def current_iter(self) -> int:

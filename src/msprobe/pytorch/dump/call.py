@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from . import names
 from .describe import Entry, TensorEntry, describe, fill
@@ -79,9 +82,10 @@ class Call:
 
     # ---- listener of gradients ---------------------------------------------------------------
 
-    def guard(self, function: Callable[..., None], *args: Any) -> None:
-        """Run what a hook has to do: unseen, and without ever raising into the backward."""
-        self.run.guard(self.backward, function, *args)
+    @property
+    def guard(self) -> Callable[..., None]:
+        """What runs the work of a hook: unseen, and without ever raising into the backward."""
+        return partial(self.run.guard, self.backward)
 
     def begin(self, graph_task: int) -> None:
         """A backward pass has reached the call."""
@@ -107,24 +111,31 @@ class Call:
             self._grads_in[place] = self._describe(grad, "output", place)
 
     def _describe(self, grad: Any, section: str, place: int) -> Entry:
-        run = self.run
-        name = self.backward
-        path = self._path(section, place) if run.needs_paths(name) else name
-        entry: Entry = run.argument(describe, grad, path, run.on_tensor(name), [])
+        run, name = self.run, self.backward
+        visit = run.describer or run.on_tensor(name)
+        path = self._path(section, place) if run.needs_paths else name
+        entry: Entry
+        if type(grad) is torch.Tensor:
+            entry = visit(grad, path)
+        else:
+            entry = run.argument(describe, grad, path, visit, [])
         if run.verdicts is not None and type(entry) is TensorEntry:
             run.verdicts.hold(self.held_grads, entry, path, grad, copy=False)
         return entry
 
     def done(self) -> None:
         """The record of this pass is complete."""
-        run, name = self.run, self.backward_name()
+        run, name = self.run, self.backward
+        if self._times:
+            name = self.backward_name()
         if self.takes_backward:
             record = {}
             if run.takes_input:
-                record["input"] = _filled(self._results(), self._grads_out)
+                shape = self.outputs if type(self.outputs) is tuple else self._results()
+                record["input"] = _filled(shape, self._grads_out)
             if run.takes_output:
                 record["output"] = _filled(self.inputs, self._grads_in)
-            if self._passes_verdict(name, record):
+            if record and (not run.judges or self._passes_verdict(name, record)):
                 run.journal.add(name, record)
         if run.constructs:
             run.note(name, self.parent_backward())
@@ -136,8 +147,6 @@ class Call:
 
     def _passes_verdict(self, name: str, record: dict[str, Any]) -> bool:
         run = self.run
-        if not run.judges:
-            return bool(record)
         run.mark(record, list(record.values()))
         results = list(record.values()) if run.task.only_bad else record.get("output")
         return run.judge(name, results, self.held_grads)

@@ -15,7 +15,9 @@ from .pieces import FREED, is_freed, pieces
 
 _crc32: Callable[[Any, int], int]
 try:  # the optional extra "fast": the same values, about seven times as fast
-    from isal.isal_zlib import crc32 as _crc32
+    from isal import isal_zlib
+
+    _crc32 = isal_zlib.crc32
 except ImportError:
     _crc32 = zlib.crc32
 

@@ -6,6 +6,7 @@ They read functions and modules instead of calling them: what they must see is t
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -29,10 +30,7 @@ def prime_torch_caches() -> None:
     Unprimed they would keep our wrappers for ever (measured: ``with torch.device("meta")`` then
     makes CPU tensors, also after the window).
     """
-    from torch.utils import _device
-
-    constructors: Any = _device._device_constructors
-    constructors()
+    importlib.import_module("torch.utils._device")._device_constructors()
     torch.overrides.get_overridable_functions()
 
 
@@ -111,8 +109,9 @@ class Compilers:
         """Lift the window while a compiled region runs.
 
         Dynamo sets its frame callback at the entrance of a region and sets the former one at the
-        exit, in the same frame; what is set in between belongs to nested frames. So it neither traces our wrappers and hooks nor guards on them: no break, and a region that
-        was compiled inside a window is not compiled again outside.
+        exit, in the same frame; what is set in between belongs to nested frames. So it neither
+        traces our wrappers and hooks nor guards on them: no break, and a region that was compiled
+        inside a window is not compiled again outside.
         """
         if self._frames.is_installed():
             return

@@ -28,12 +28,14 @@ class Names:
         return bool(self._tests)
 
     def match(self, name: str) -> bool:
-        """Whether any entry matches ``name``."""
-        for entry, test in self._tests:
-            if test(name):
-                self._met.add(entry)
-                return True
-        return False
+        """Whether any entry matches ``name``, a record that is there; notes which ones do."""
+        met = [entry for entry, test in self._tests if test(name)]
+        self._met.update(met)
+        return bool(met)
+
+    def would_match(self, name: str) -> bool:
+        """Whether any entry matches ``name``, a record that may come or not."""
+        return any(test(name) for _, test in self._tests)
 
     def unmet(self) -> list[str]:
         """Entries that have matched no name so far."""
@@ -56,7 +58,7 @@ class Selection:
         self._risk = "ALL" if names or scope else risk_level
         self.takes_all = not names and not scope and self._risk == "ALL"
 
-    def enter(self, name: str, risk: str, within: bool) -> bool:
+    def enter(self, name: str, risk: str, within: bool, *, taken: bool = True) -> bool:
         """Whether the record that begins now is wanted.
 
         ``risk`` is the class of an API (CORE, FOCUS, LOW; CORE for modules), ``within`` says
@@ -68,7 +70,8 @@ class Selection:
             if not self._on:
                 return False
         if self.names:
-            return self.names.match(name) or (self._expand and within)
+            match = self.names.match if taken else self.names.would_match
+            return match(name) or (self._expand and within)
         return self._risk == "ALL" or risk == "CORE" or (self._risk == "FOCUS" and risk == "FOCUS")
 
     def leave(self, name: str) -> None:

@@ -21,7 +21,9 @@ class Flusher:
     def wake(self, run: Any) -> None:
         """``run`` has something to write."""
         self._dirty.add(run)
-        if not self._woken.is_set():
+        if self._stopped.is_set():
+            self.flush()  # after the end of the session: nobody else will
+        elif not self._woken.is_set():
             self._woken.set()
             if self._thread is None:
                 self._start()

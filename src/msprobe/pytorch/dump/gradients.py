@@ -37,12 +37,14 @@ _sequence_number: Any = getattr(torch.autograd, "_get_sequence_nr", _probe_seque
 class Watch:
     """Where the inputs of one call hang in the graph, before the call. Made in grad mode only."""
 
-    __slots__ = ("edges", "leaves", "sequence")
+    __slots__ = ("autocast", "casts", "edges", "leaves", "sequence")
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: Sequence[Any], autocast: bool) -> None:
         self.sequence = _sequence_number()
         self.edges: dict[tuple[Any, int], list[int]] = {}
         self.leaves: dict[int, list[int]] = {}  # id of a leaf → its places among the inputs
+        self.autocast = autocast
+        self.casts: dict[int, Any] = {}
         for place, tensor in enumerate(inputs):
             if tensor.requires_grad:
                 node = tensor.grad_fn
@@ -51,12 +53,38 @@ class Watch:
                 else:
                     self.edges.setdefault((node, tensor.output_nr), []).append(place)
 
+    def places_of_cast(self, node: Any) -> list[int] | None:
+        """Places of the leaf that ``node`` casts under autocast.
+
+        Autocast casts a weight once and lets all calls use the result: the node of the cast may
+        be older than this call or belong to others, too. What flows into it from here is ours.
+        """
+        leaf = node.next_functions[0][0] if node.name() == "ToCopyBackward0" else None
+        if leaf is None or leaf._sequence_nr() != _LEAF:
+            return None
+        places = self.leaves.get(id(leaf.variable))
+        for place in places or ():
+            self.casts[place] = leaf.variable.dtype
+        return places
+
+    def forget(self, places: Sequence[int]) -> None:
+        """These inputs are outputs as well: they get their gradient as a whole, not in parts."""
+        every: tuple[dict[Any, list[int]], ...] = (self.edges, self.leaves)
+        for known in every:
+            for key, found in list(known.items()):
+                left = [place for place in found if place not in places]
+                if left:
+                    known[key] = left
+                else:
+                    del known[key]
+
 
 class Listener(Protocol):
     """Who wants the gradients of one call. All but `guard` run under `guard`."""
 
-    def guard(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function`` so that no error leaves into the backward."""
+    @property
+    def guard(self) -> Callable[..., None]:
+        """Calls a function with arguments so that no error leaves into the backward."""
 
     def begin(self, graph_task: int) -> None:
         """A backward pass has reached the call."""
@@ -129,10 +157,22 @@ class Passes:
 class Backward:
     """Collects the gradients of one call over one backward pass at a time."""
 
-    __slots__ = ("_contributions", "_edges", "_left", "_listener", "_passes", "_task", "hooks")
+    __slots__ = (
+        "_casts",
+        "_contributions",
+        "_edges",
+        "_guard",
+        "_left",
+        "_listener",
+        "_passes",
+        "_task",
+        "hooks",
+    )
 
-    def __init__(self, listener: Listener, passes: Passes) -> None:
+    def __init__(self, listener: Listener, passes: Passes, casts: dict[int, Any]) -> None:
         self._listener = listener
+        self._guard = listener.guard
+        self._casts = casts  # place of an input that autocast has cast → its dtype
         self._passes = passes
         self._edges: dict[int, int] = {}  # place of an input → edges that lead to it
         self._contributions: dict[int, list[Any]] | None = None
@@ -142,7 +182,7 @@ class Backward:
 
     def hook_output(self, node: Any, places: list[tuple[int, list[int], Sequence[int]]]) -> None:
         """Listen for the gradients that enter ``node``: (output_nr, outputs, inputs) there."""
-        guard, enter = self._listener.guard, self._enter_outputs
+        guard, enter = self._guard, self._enter_outputs
         node.register_prehook(lambda grads: guard(enter, places, grads))
         self.hooks += 1
 
@@ -167,7 +207,7 @@ class Backward:
         for _, inputs in places:
             for place in inputs:
                 edges[place] = edges.get(place, 0) + 1
-        guard, leave = self._listener.guard, self._leave_inputs
+        guard, leave = self._guard, self._leave_inputs
         node.register_hook(lambda grad_inputs, _: guard(leave, places, grad_inputs))
         self.hooks += 1
 
@@ -178,15 +218,20 @@ class Backward:
             grad = grads[position] if position < len(grads) else None
             if grad is not None:
                 for place in inputs:
-                    if self._edges[place] == 1:
+                    if self._edges[place] == 1 and not self._casts:
                         self._listener.grad_input(place, grad)
                     else:
-                        if self._contributions is None:
-                            self._contributions = {}
-                        self._contributions.setdefault(place, []).append(grad)
+                        self._contribute(place, grad)
         self._left -= 1
         if self._left == 0:
             self._finish()
+
+    def _contribute(self, place: int, grad: Any) -> None:
+        if place in self._casts:
+            grad = grad.to(self._casts[place])
+        if self._contributions is None:
+            self._contributions = {}
+        self._contributions.setdefault(place, []).append(grad)
 
     def _enter(self) -> None:
         if self._task is not None:
@@ -199,7 +244,7 @@ class Backward:
     def finish(self, task: int) -> None:
         """Report the record of pass ``task`` unless that has been done."""
         if self._task == task:
-            self._listener.guard(self._finish)
+            self._guard(self._finish)
 
     def _finish(self) -> None:
         self._task = None
@@ -235,18 +280,22 @@ def attach(
     unreported.
     """
     roots: dict[Any, list[tuple[int, list[int], Sequence[int]]]] = {}
+    passed_on: list[int] = []  # inputs that are outputs as well: they have no node of their own
     for place, tensor in enumerate(outputs):
         if tensor.requires_grad:
             node = tensor.grad_fn
             if node is None:
-                _root(roots, accumulator(tensor), 0, place, seen.leaves.get(id(tensor), ()))
+                inputs: Sequence[int] = seen.leaves.get(id(tensor), ())
+                _root(roots, accumulator(tensor), 0, place, inputs)
             else:
-                # An output that is an input itself has no node of its own: both get the same.
-                number = tensor.output_nr
-                _root(roots, node, number, place, seen.edges.get((node, number), ()))
+                inputs = seen.edges.get((node, tensor.output_nr), ())
+                _root(roots, node, tensor.output_nr, place, inputs)
+            passed_on += inputs
     if not roots:
         return None
-    backward = Backward(listener, passes)
+    if passed_on:
+        seen.forget(passed_on)
+    backward = Backward(listener, passes, seen.casts)
     for node, places in roots.items():
         backward.hook_output(node, places)
     for node, positions in _owners(roots, seen).items():
@@ -266,7 +315,9 @@ def _root(roots: Any, node: Any, number: int, place: int, inputs: Sequence[int])
     places.append((number, [place], inputs))
 
 
-def _owners(roots: Any, seen: Watch) -> dict[Any, list[tuple[int, list[int]]]]:
+def _owners(  # noqa: C901 - one frame, on the path of every call
+    roots: Any, seen: Watch
+) -> dict[Any, list[tuple[int, list[int]]]]:
     """Nodes of the call → the positions at which they own an edge to an input."""
     owners: dict[Any, list[tuple[int, list[int]]]] = {}
     edges, leaves, first = seen.edges, seen.leaves, seen.sequence
@@ -277,14 +328,15 @@ def _owners(roots: Any, seen: Watch) -> dict[Any, list[tuple[int, list[int]]]]:
         if not first <= node._sequence_nr() != _LEAF:
             continue
         for position, (below, number) in enumerate(node.next_functions):
-            if below is None:
-                continue
             places = edges.get((below, number))
-            if places is None and leaves and below._sequence_nr() == _LEAF:
-                places = leaves.get(id(below.variable))
+            if places is None and leaves and below is not None:
+                if below._sequence_nr() == _LEAF:
+                    places = leaves.get(id(below.variable))
+                elif seen.autocast:
+                    places = seen.places_of_cast(below)
             if places is not None:
                 owners.setdefault(node, []).append((position, places))
-            elif below not in visited:
+            elif below is not None and below not in visited:
                 visited.add(below)
                 todo.append(below)
     return owners

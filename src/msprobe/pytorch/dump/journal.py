@@ -24,9 +24,12 @@ class Journal:
         self.running: dict[str, Any] = {}  # name → Call: begun, not returned
         self.drafts: dict[str, Any] = {}  # records that may still change: gradients of save()
         self._wake = wake
-        self._has_stacks = writer.has_stacks
+        self._idle = True  # nothing has come since the last flush began
+        # Key of the caller's stack; None where stack.json is not written.
+        has_stacks = writer.has_stacks
+        self.capture_stack: Callable[[], Any] = callstack.capture if has_stacks else _no_stack
         self._done: deque[tuple[str, Any]] = deque()  # (name, record, or its line when final)
-        self._parents: deque[tuple[str, str | None]] = deque()
+        self.parents: deque[tuple[str, str | None]] = deque()
         self._stacks: deque[tuple[str, Any]] = deque()
         self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
         self._lock = threading.RLock()
@@ -40,36 +43,31 @@ class Journal:
         """
         self.records += 1
         self._done.append((name, record if self._deferred else jsonfile.member(name, record)))
-        if len(self._done) == 1:
-            self._wake()
+        if self._idle:
+            self._stir()
 
     def begin(self, call: Any) -> None:
         """A call whose record so far is written as the last one, until it returns."""
         self.running[call.forward] = call
-        if len(self.running) == 1:
-            self._wake()
-
-    def end(self, call: Any) -> None:
-        """The call has returned."""
-        self.running.pop(call.forward, None)
+        if self._idle:
+            self._stir()
 
     def draft(self, name: str, record: Any) -> None:
         """A record that may still change until the step ends."""
         self.drafts[name] = record
-        self._wake()
-
-    def parent(self, name: str, parent: str | None) -> None:
-        """A line of construct.json."""
-        self._parents.append((name, parent))
-
-    def capture_stack(self) -> Any:
-        """Key of the caller's stack; None where stack.json is not written."""
-        return callstack.capture() if self._has_stacks else None
+        if self._idle:
+            self._stir()
 
     def stack(self, name: str, key: Any) -> None:
         """A line of stack.json."""
-        if key is not None:
-            self._stacks.append((name, key))
+        self._stacks.append((name, key))
+        if self._idle:
+            self._stir()
+
+    def _stir(self) -> None:
+        # After what has come was put in its queue: a flush that begins meanwhile finds it.
+        self._idle = False
+        self._wake()
 
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Read these values back at the next flush, all in one copy, and ``use`` them.
@@ -86,11 +84,14 @@ class Journal:
     def flush(self, compact: bool = False) -> None:
         """Write what has been collected. Errors of the file system are logged, not raised."""
         with self._lock:
-            if self._discarded:
-                return
+            self._idle = True
             running = list(self.running.items())
             records = _drain(self._done)
             self.read_back()
+            if self._discarded:
+                self.parents.clear()
+                self._stacks.clear()
+                return
             for name, call in running:
                 if not call.failed:
                     break  # failed calls keep their place behind the call they ran in
@@ -98,7 +99,8 @@ class Journal:
                 if call.record:
                     records.append((name, call.record))
             ended = {name for name, _ in records}
-            draft = [(n, c.record) for n, c in running if n not in ended and c.record]
+            # Copies: the call may go on and add its output while they become text.
+            draft = [(n, dict(c.record)) for n, c in running if n not in ended and c.record]
             self._write(records, [*draft, *list(self.drafts.items())], compact)
 
     def read_back(self) -> None:
@@ -112,7 +114,7 @@ class Journal:
     def _write(self, records: list[Any], draft: list[Any], compact: bool) -> None:
         try:
             self.writer.append(
-                records, draft, _drain(self._parents), _drain(self._stacks), callstack.render
+                records, draft, _drain(self.parents), _drain(self._stacks), callstack.render
             )
             if compact:
                 self.writer.compact()
@@ -129,10 +131,7 @@ class Journal:
         """Write everything and close the files; what still arrives opens them again."""
         for call in list(self.running.values()):
             call.failed = True
-        for name, record in self.drafts.items():
-            self.add(name, record)
-        self.drafts = {}
-        self.flush(compact=True)
+        self.flush(compact=True)  # drafts stay drafts: their gradients may come later
         with self._lock:
             self.writer.write_json("coverage.json", coverage)
             self.writer.close()
@@ -149,3 +148,7 @@ def _drain(queue: deque[Any]) -> list[Any]:
     while queue:
         items.append(queue.popleft())
     return items
+
+
+def _no_stack() -> None:
+    return None

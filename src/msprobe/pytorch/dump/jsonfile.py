@@ -1,24 +1,24 @@
 """A JSON object on disk that grows by appending and is valid at every moment.
 
-New members go over the old closing brackets together with new closing brackets in one write.
 Members that are not final (calls that have begun and not returned) stand after the final ones
-and are overwritten by the next write.
+and are overwritten by the next write, like the closing brackets.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 
-
 def _make_encoder() -> Callable[[Any], str]:
     """The encoder of the json module; its C part made once instead of for every record."""
     make: Any = getattr(json.encoder, "c_make_encoder", None)
-    plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+    # default: the length of a ragged dimension is no int (torch.SymInt)
+    plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=str)
     if make is None:  # not CPython
         return plain.encode
     text: Any = json.encoder.encode_basestring
@@ -28,6 +28,7 @@ def _make_encoder() -> Callable[[Any], str]:
 
 _encode = _make_encoder()
 _FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MAX_BITS = 1 << 13  # of an int as a number: Python's reader refuses more than 4,300 digits
 _NON_FINITE = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 
 
@@ -40,9 +41,14 @@ def encode(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` with NaN, Infinity and -Infinity as the strings of these names."""
+    """``value`` with NaN, Infinity and -Infinity as the strings of these names.
+
+    An int of thousands of digits becomes a string too, in hexadecimal.
+    """
     if isinstance(value, float):
         return value if value - value == 0 else _NON_FINITE.get(value, "NaN")
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return hex(value)
     if isinstance(value, dict):
         return {key: finite(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -52,52 +58,54 @@ def finite(value: Any) -> Any:
 
 def member(name: str, value: Any) -> bytes:
     """One ``"name": value`` of an object as UTF-8; lone surrogates stay as JSON escapes."""
-    return f"{_encode(name)}: {encode(value)}".encode("utf-8", "backslashreplace")
+    try:
+        text = _encode({name: value})
+    except ValueError:
+        text = _encode({name: finite(value)})
+    return text[1:-1].encode("utf-8", "backslashreplace")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
 
 
 class JsonFile:
     """One growing object. ``head`` opens it (``{"data": {``), ``tail`` closes it (``}}``).
+
+    A write may stop halfway: at a page boundary when the process is killed, anywhere when the
+    disk is full. So two files hold the object in turn. `append` completes the one that nobody
+    sees and then gives it the visible name. Until `close` both have a hidden name as well.
 
     Errors of the file system (full, removed, read-only) come out of `append` as OSError; what
     was on disk before stays valid.
     """
 
     def __init__(self, path: str, head: str, tail: str) -> None:
+        self._begin(path, head, tail)
+        self._create(0)
+        self._write(0, b"", b"")
+        self._show(0)
+
+    def _begin(self, path: str, head: str, tail: str) -> None:
         self.path = path
+        self._head = _bytes(head)
         self._tail = b"\n" + tail.encode() + b"\n"
+        self._end = len(self._head)  # of head and final members
         self._empty = True
-        body = self._head = head.encode("utf-8", "backslashreplace")
-        self._fd: int | None = os.open(path, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
-        self._end = len(body)  # where the next final member goes
-        self._size = 0  # of the file
-        self._draft = b""  # what stands between _end and the closing brackets
-        _write_all(self._fd, body + self._tail, 0)
-        self._size = len(body) + len(self._tail)
+        self._draft = b""  # what stands between them and the closing brackets
+        self._shown = 0  # which of the two has the visible name
+        self._fds: list[int | None] = [None, None]
+        self._ends = [0, 0]  # how much of head and final members each file holds
+        self._closed = False
 
     @classmethod
     def resume(cls, path: str, head: str, tail: str) -> JsonFile:
         """Go on with a non-empty file that ends with ``tail``, as `append` writes it."""
         file = cls.__new__(cls)
-        file.path = path
-        file._head = head.encode("utf-8", "backslashreplace")
-        file._tail = b"\n" + tail.encode() + b"\n"
+        file._begin(path, head, tail)
         file._empty = False
-        file._fd = None
-        file._size = os.path.getsize(path)
-        file._end = file._size - len(file._tail)
-        file._draft = b""
+        file._end = os.path.getsize(path) - len(file._tail)
         return file
-
-    def replace_head(self, head: str) -> None:
-        """Write the file anew with another opening; what follows stays."""
-        self.close()
-        with open(self.path, encoding="utf-8") as old:
-            body = old.read()[len(self._head.decode()) :]
-        replace_file(self.path, lambda new: new.write(head + body))
-        shift = len(head.encode("utf-8", "backslashreplace")) - len(self._head)
-        self._head = head.encode("utf-8", "backslashreplace")
-        self._end += shift
-        self._size += shift
 
     def append(self, members: Sequence[bytes], draft: Sequence[bytes] = ()) -> None:
         """Add ``members``; ``draft`` follows them until the next call."""
@@ -105,56 +113,112 @@ class JsonFile:
         open_ = self._joined(draft, self._empty and not members)
         if not final and open_ == self._draft:
             return
-        block = final + open_ + self._tail
-        # Shorter than before: blanks after the closing bracket keep it valid until trimmed.
-        block += b" " * (self._size - self._end - len(block))
-        fd = self._descriptor()
-        try:
-            _write_all(fd, block, self._end)
-        except OSError:
-            self._roll_back(fd)
-            raise
-        self._size = max(self._size, self._end + len(block))
-        self._end += len(final)
+        other = 1 - self._shown
+        self._catch_up(other)
+        self._write(other, final, open_)
         self._empty = self._empty and not members
-        self._draft = open_
+        self._show(other)
+        if self._closed:
+            self._release()
 
     def close(self) -> None:
-        """Trim and close the file; a later `append` opens it again."""
-        if self._fd is None:
-            return
-        size = self._end + len(self._draft) + len(self._tail)
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, size)
-            self._size = size
-        os.close(self._fd)
-        self._fd = None
+        """Leave one file, with its visible name; a later `append` opens it for a moment."""
+        self._release()
+        self._closed = True
+
+    def move_to(self, path: str) -> None:
+        """The file itself is about to be renamed to ``path``."""
+        self._release()
+        self.path = path
+
+    def replace_head(self, head: str) -> None:
+        """Write the file anew with another opening; what follows stays."""
+        self._release()
+        with open(self.path, encoding="utf-8") as old:
+            body = old.read()[len(self._head.decode()) :]
+        replace_file(self.path, lambda new: new.write(head + body))
+        self._end += len(_bytes(head)) - len(self._head)
+        self._head = _bytes(head)
 
     def size_bytes(self) -> int:
         """Length of the file."""
-        return self._size
+        return self._end + len(self._draft) + len(self._tail)
 
     def _joined(self, members: Sequence[bytes], first: bool) -> bytes:
         if not members:
             return b""
         return (b"\n" if first else b",\n") + b",\n".join(members)
 
-    def _descriptor(self) -> int:
-        if self._fd is None:
-            self._fd = os.open(self.path, _FLAGS)
-        return self._fd
+    def _hidden(self, slot: int | str) -> str:
+        folder, name = os.path.split(self.path)
+        return os.path.join(folder, f".{name}.{slot}")
 
-    def _roll_back(self, fd: int) -> None:
-        # The old bytes fit where they were, so this needs no space.
-        with contextlib.suppress(OSError):
-            _write_all(fd, self._draft + self._tail, self._end)
-            os.ftruncate(fd, self._end + len(self._draft) + len(self._tail))
-            self._size = self._end + len(self._draft) + len(self._tail)
+    def _create(self, slot: int) -> int:
+        name = self._hidden(slot)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        fd = self._fds[slot] = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+        _write_all(fd, self._head, 0)
+        self._ends[slot] = len(self._head)
+        return fd
+
+    def _catch_up(self, slot: int) -> None:
+        """Bring the hidden file up to the final members of the other one."""
+        source, target = self._fds[self._shown], self._fds[slot]
+        if target is None:
+            target = self._create(slot)
+        if source is None:
+            source = self._fds[self._shown] = os.open(self.path, _FLAGS)
+        while self._ends[slot] < self._end:
+            block = os.pread(source, min(self._end - self._ends[slot], 1 << 20), self._ends[slot])
+            if not block:
+                raise OSError(errno.EIO, "somebody has cut the file off", self.path)
+            _write_all(target, block, self._ends[slot])
+            self._ends[slot] += len(block)
+
+    def _write(self, slot: int, final: bytes, draft: bytes) -> None:
+        fd = self._fds[slot]
+        assert fd is not None
+        block = final + draft + self._tail
+        _write_all(fd, block, self._end)
+        os.ftruncate(fd, self._end + len(block))
+        self._end = self._ends[slot] = self._end + len(final)
+        self._draft = draft
+
+    def _show(self, slot: int) -> None:
+        hidden, partial = self._hidden(slot), self._hidden("new")
+        try:
+            os.link(hidden, partial, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            os.replace(hidden, self.path)
+        else:
+            os.replace(partial, self.path)
+        self._shown = slot
+        if not os.path.lexists(self._hidden(1 - slot)):
+            self._forget(1 - slot)  # it has no name left: the next append writes it anew
+
+    def _forget(self, slot: int) -> None:
+        fd, self._fds[slot], self._ends[slot] = self._fds[slot], None, 0
+        if fd is not None:
+            os.close(fd)
+
+    def _release(self) -> None:
+        for slot in (0, 1):
+            if self._fds[slot] is not None:
+                self._forget(slot)
+                with contextlib.suppress(OSError):
+                    os.unlink(self._hidden(slot))
+
+
+def hidden_names(name: str) -> list[str]:
+    """What a killed process may have left beside the file ``name``."""
+    return [f".{name}.{slot}" for slot in (0, 1, "new")]
 
 
 def replace_file(path: str, write: Callable[[Any], None]) -> None:
     """Write a text file next to ``path`` and rename it over: readers see the old or the new."""
-    partial = f"{path}.{os.getpid()}.tmp"
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(partial)
     fd = os.open(partial, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)

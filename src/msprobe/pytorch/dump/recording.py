@@ -33,7 +33,8 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         args = [None if ignores(spec.ignore_input, i) else a for i, a in enumerate(args)]
         kwargs = {k: None if ignores(spec.ignore_input, k) else v for k, v in kwargs.items()}
     found: list[Any] = []
-    visit = run.visitor(call, found, run.takes_input and call.wanted, before=True)
+    described = run.takes_input and call.wanted
+    visit = (described and run.describer) or run.visitor(call, described, before=True)
     listed = _arguments(run, args, f"{call.forward}.input", visit, found)
     named: Any = {}
     if kwargs:
@@ -43,7 +44,7 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if call.wanted and run.takes_forward:
         _begun(call, listed, named)
     if run.listens and _grad_enabled() and not (spec is not None and spec.writes_arguments):
-        call.seen = gradients.Watch(found)
+        call.seen = gradients.Watch(found, run.thread.autocast)
 
 
 def _arguments(
@@ -84,7 +85,7 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
             parts = result if type(result) is tuple else (result,)
             rule = spec.ignore_output
             result = tuple(None if ignores(rule, i) else p for i, p in enumerate(parts))
-        visit = run.visitor(call, found, takes, before=False)
+        visit = (takes and run.describer) or run.visitor(call, takes, before=False)
         if type(result) is torch.Tensor:
             output = [visit(result, f"{call.forward}.output.0")]
             found.append(result)
@@ -109,32 +110,35 @@ def _emit(call: Call, output: Any) -> None:
     if takes and run.judges:
         run.mark(call.record, output)
         takes = run.judge(call.forward, output, call.held)
-    run.journal.end(call)
+    run.journal.running.pop(call.forward, None)
     if takes:
         run.journal.add(call.forward, call.record)
-    _ended(call, recorded=takes)
-
-
-def _ended(call: Call, *, recorded: bool) -> None:
-    run = call.run
-    if run.constructs:
-        run.note(call.forward, call.parent_name())
-    if call.stack is not None and (recorded or not run.task.only_bad):
+    if call.stack is not None and (takes or not run.task.only_bad):
         run.journal.stack(call.forward, call.stack)
-    if not run.selection.takes_all:
-        run.selection.leave(call.forward)
+    if not run.is_simple:
+        _leave(call)
+
+
+def _leave(call: Call) -> None:
+    """What most steps at level L1 need not: construct.json, and the end of a scope."""
+    if call.run.constructs:
+        call.run.note(call.forward, call.parent_name())
+    if not call.run.selection.takes_all:
+        call.run.selection.leave(call.forward)
 
 
 def fail(call: Call) -> None:
     """The call has raised: its record ends with its inputs."""
     call.failed = True
     call.seen, call.held = None, []
-    _ended(call, recorded=False)
+    if call.stack is not None and not call.run.task.only_bad:
+        call.run.journal.stack(call.forward, call.stack)
+    _leave(call)
 
 
 def _parameters(call: Call, parameters: Any) -> dict[str, Any]:
     run = call.run
-    visit = run.on_tensor(call.forward)
+    visit = run.describer or run.on_tensor(call.forward)
     path = f"{call.forward}.parameters"
     return {n: run.argument(describe, p, f"{path}.{n}", visit, []) for n, p in parameters}
 

@@ -23,6 +23,7 @@ class ConfigFile:
         self._load = load
         self._path = config.source
         self.watched = config.dump_enable is not None and os.path.isfile(config.source)
+        self._latest: DumpConfig | None = None  # what the changed file says, once it has changed
         self._stamp = self._look()
         self._looked = time.monotonic()
 
@@ -34,12 +35,16 @@ class ConfigFile:
         """
         now = time.monotonic()
         if not self.watched or (not force and now - self._looked < _PERIOD_S):
-            return config
+            return self._latest or config
         self._looked = now
         stamp = self._look()
         if stamp == self._stamp:
-            return config
+            return self._latest or config
         self._stamp = stamp
+        self._latest = self._read(self._latest or config)
+        return self._latest
+
+    def _read(self, config: DumpConfig) -> DumpConfig:
         try:
             fresh = self._load()
         except ConfigError as error:

@@ -50,6 +50,7 @@ class StepRun:
         )
         self.task = tasks.TASKS[config.task]
         self.verdicts: Verdicts | None = None
+        self.describer: OnTensor | None = None
         # What is fixed for the step is decided here, not per call.
         directions = config.data_mode
         records = self.task.records
@@ -67,6 +68,7 @@ class StepRun:
         self._tensor_list = Names(config.tensor_list)
         self._counts: dict[str, Any] = {}
         self._areas: set[str] = set()
+        self.is_simple = self.selection.takes_all and not self.constructs
         self.use_slices(())
 
     # ---- names and decisions -----------------------------------------------------------------
@@ -95,10 +97,11 @@ class StepRun:
         """Whether the forward record is wanted; what `list` makes of the records within it."""
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within
-        call.wanted = self.selection.enter(call.forward, _risk(call), within)
+        taken = self.takes_forward
+        call.wanted = self.selection.enter(call.forward, _risk(call), within, taken=taken)
         if call.spec is None and self.selection.names:
             # Both now: in backward the inner calls come before the module.
-            match = self.selection.names.match
+            match = self.selection.names.would_match
             call.within = within or match(call.forward)
             call.within_backward = match(call.backward) or (
                 parent is not None and parent.within_backward
@@ -122,9 +125,10 @@ class StepRun:
             return False
         return self.task.keeps_all or (bool(self._tensor_list) and self._tensor_list.match(record))
 
-    def needs_paths(self, record: str) -> bool:
-        """Whether file names are made of the places of this record's tensors."""
-        return self.verdicts is not None or self.keeps(record)
+    @property
+    def needs_paths(self) -> bool:
+        """Whether file names are made of the places of tensors."""
+        return self.verdicts is not None or self._keeps_some
 
     def judge_by(
         self, is_bad: Callable[[str, Any], bool], limit: int, end: Callable[[str], None]
@@ -132,6 +136,7 @@ class StepRun:
         """Keep the tensors of bad calls only, and ``end`` collecting after ``limit`` of them."""
         self.judges = True
         self._keeps_some = False  # the verdict says which
+        self.describer = None
         self.verdicts = Verdicts(
             is_bad,
             limit,
@@ -152,6 +157,9 @@ class StepRun:
             keeps: tasks.describer(mode, config.precision == "high", rules, self, keeps)
             for keeps in (False, True)
         }
+        # What describes every tensor of the step, where neither names nor results matter.
+        simple = self.verdicts is None and (self.task.keeps_all or not self._keeps_some)
+        self.describer = self._describers[self.task.keeps_all] if simple else None
 
     def on_tensor(self, record: str) -> OnTensor:
         """What describes the tensors of this record."""
@@ -159,10 +167,8 @@ class StepRun:
             return self._describers[self.keeps(record)]
         return self._describers[False]
 
-    def visitor(
-        self, call: Call, found: list[Any], described: bool, *, before: bool
-    ) -> OnTensor:
-        """What describes the arguments or results of this call."""
+    def visitor(self, call: Call, described: bool, *, before: bool) -> OnTensor:
+        """What describes the arguments or results of this call, where `describer` does not."""
         if not described:
             return tasks.blank
         on_tensor = self.on_tensor(call.forward)
@@ -227,10 +233,11 @@ class StepRun:
 
     def note(self, name: str, parent: str | None) -> None:
         """Enter a record into construct.json."""
+        parents = self.journal.parents
         if parent in _AREAS and parent not in self._areas:
             self._areas.add(parent)
-            self.journal.parent(parent, None)
-        self.journal.parent(name, parent)
+            parents.append((parent, None))
+        parents.append((name, parent))
 
     def saved_entry(self, value: Any, path: str) -> Any:
         """Entry of a tensor given to save(), or of its gradient."""
@@ -260,6 +267,7 @@ class StepRun:
         thread.inside = thread.off = True
         try:
             if dispatch_modes() or function_modes() or autocast():
+                thread.autocast = autocast()
                 with quiet():
                     return function(*args)
             return function(*args)
@@ -267,7 +275,7 @@ class StepRun:
             self.writer.log(name, error)
             return None
         finally:
-            thread.inside, thread.off = inside, off
+            thread.inside, thread.off, thread.autocast = inside, off, False
 
     # ---- what is missing ----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,9 +56,10 @@ class SavedGradients:
         self._paths: list[str] = []
         fill(self._shape, name, self._paths.append)
 
-    def guard(self, function: Callable[..., None], *args: Any) -> None:
-        """Run what a hook has to do."""
-        self._run.guard(self._name, function, *args)
+    @property
+    def guard(self) -> Callable[..., None]:
+        """What runs the work of a hook."""
+        return partial(self._run.guard, self._name)
 
     def grad_output(self, place: int, grad: Any) -> None:
         """Gradient of the ``place``-th tensor of the variable."""
@@ -98,7 +100,7 @@ def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
         listener = SavedGradients(run, f"{name}_grad.{count}.debug", entries)
         listener.write()
         if torch.is_grad_enabled():
-            watch = gradients.Watch(())
+            watch = gradients.Watch((), False)
             # A leaf's accumulator lives only as long as somebody holds it.
             leaves = [t for t in found if t.requires_grad and t.grad_fn is None]
             run.kept_nodes += [gradients.accumulator(t) for t in leaves]

@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -50,8 +51,10 @@ class Session:
         self.facade = facade
         self.step_number = 0
         self.closed = off  # nothing more will be recorded
-        self.over = False  # the last wanted step is done
+        self.ended = False  # a task has seen what it was to see
         self.run: StepRun | None = None
+        self._runs: dict[str, StepRun] = {}  # dump_path → what is collected there in this step
+        self._overrides: dict[str, Any] = {}  # set on debugger.config: stronger than the file
         self.gate = Gate()
         self.window = Window(self.gate)
         self.works = Works()
@@ -79,13 +82,13 @@ class Session:
         scheduled_tokens: Any = None,
     ) -> None:
         """Open a window; on an unwanted step or rank nothing is installed."""
+        self.reload()
         tokens = check_token_range(token_range)
         check_rank_id(rank_id)
         model = self.model if model is None else model
         models, listed = check_models(model, self.config.level, needed=tokens is not None)
         rows = request_slice(self.config.request_id, scheduled_tokens)
         self.facade.service.first_start = False
-        self.reload()
         if not self._wants_step(rows) or self.config.level == Level.DEBUG:
             return
         rank = device.current_rank() if rank_id is None else rank_id
@@ -102,8 +105,8 @@ class Session:
     def _install(self, models: list[nn.Module], listed: bool) -> None:
         config = self.config
         if config.level != Level.L0 and not self.window.is_open:
-            wrappers = [*self._builtin_wrappers(), *self.custom.wrappers()]
-            self.window.open_apis(wrappers, models, config.level == Level.MIX)
+            builtin, custom = self._builtin_wrappers(), self.custom.wrappers()
+            self.window.open_apis(builtin, custom, models, config.level == Level.MIX)
         if config.level != Level.L1:
             self.window.open_modules(named_hooks(models, listed, self.gate))
         self.window.is_open = True
@@ -115,33 +118,32 @@ class Session:
             self.focus.end(forgotten=True)
             self.window.close()
             self.works.finish_all()
-        if self.run is not None:
+        if self._runs:
             self._passes.finish_all()
-            self.run.guard("stop", self.run.journal.flush, True)
+        for run in self._runs.values():
+            run.guard("stop", run.journal.flush, True)
 
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
         self.stop()
-        self._close_run(discard=not dump)
+        self._close_runs(discard=not dump)
         self.step_number += 1
-        if self.config.step and self.step_number > max(self.config.step):
-            self.over = True
 
     def reset(self) -> None:
         """Back to step 0 with empty counters; what has been collected is written."""
         self.stop()
-        self._close_run()
+        self._close_runs()
         self.step_number = 0
-        self.over = False
+        self.ended = False
 
     def close(self) -> None:
         """End the session: write everything, take everything back. Later calls do nothing."""
         if self.closed:
             return
         self.stop()
-        self._close_run()
+        self._close_runs()
         self.window.close()  # what another patch covered at stop() and has uncovered since
-        self.closed = self.over = True
+        self.closed = True
         self._flusher.stop()
         atexit.unregister(self.close)
 
@@ -155,11 +157,24 @@ class Session:
         self.gate.open = False
         self.window.close()
         self.run = self.gate.run = None
+        self._runs = {}
 
     def reload(self, *, force: bool = False) -> None:
         """Take a changed configuration file over, between steps only."""
-        if self.run is None:
-            self.config = self._file.current(self.config, force=force)
+        fresh = self._file.current(self.config, force=force)
+        if not self._runs and fresh is not self.config:
+            self.config = replace(fresh, **self._overrides)
+
+    def override(self, **values: Any) -> None:
+        """Change the configuration from the next start() on, whatever its file says later."""
+        self._overrides.update(values)
+        self.config = replace(self.config, **values)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be collected: the last wanted step is done."""
+        last = max(self.config.step, default=self.step_number)
+        return self.closed or self.ended or self.step_number > last
 
     # ---- what the user names one by one ---------------------------------------------------------
 
@@ -175,8 +190,11 @@ class Session:
 
     def register(self, module: Any, api: Any, prefix: Any) -> None:
         """Add a function of the user's, at once if a window is open."""
+        known = self.custom.knows(module, api)
         entry = self.custom.register(module, api, prefix)
         if self.window.is_open and self.config.level in (Level.L1, Level.MIX):
+            if known:
+                self.window.patches.undo(module, api)
             self.window.patches.replace(*entry)
 
     def restore(self, module: Any, api: str) -> None:
@@ -188,7 +206,7 @@ class Session:
 
     def _wants_step(self, rows: Any) -> bool:
         config = self.config
-        if self.closed or self.over or config.dump_enable is False:
+        if self.closed or self.ended or config.dump_enable is False:
             return False
         if rows is None:
             _logger.warning(
@@ -209,14 +227,13 @@ class Session:
         return False
 
     def _open_run(self, rank: int | None) -> StepRun:
-        config, run = self.config, self.run
-        if run is not None and run.config.dump_path != config.dump_path:
-            self._close_run()  # the path was changed between two windows of the step
-            run = None
+        path = self.config.dump_path  # may change between two windows of a step, and back
+        run = self._runs.get(path)
         if run is None:
-            run = self.run = self._new_run(rank)
+            run = self._runs[path] = self._new_run(rank)
         elif rank is not None:
             self._move(run, rank)
+        self.run = run
         return run
 
     def _new_run(self, rank: int | None) -> StepRun:
@@ -251,7 +268,7 @@ class Session:
         """A task has seen what it was to see. What is installed goes at the next stop()."""
         _logger.warning("%s", why)
         self.gate.open = False
-        self.over = True
+        self.ended = True
 
     @staticmethod
     def _rank_name(rank: int | None) -> str:
@@ -267,10 +284,13 @@ class Session:
             run.rank = rank
             run.guard("renaming the folder", run.journal.move_to, self._folder(rank))
 
-    def _close_run(self, *, discard: bool = False) -> None:
-        run, self.run, self.gate.run = self.run, None, None
-        if run is None:
-            return
+    def _close_runs(self, *, discard: bool = False) -> None:
+        runs, self._runs = list(self._runs.values()), {}
+        self.run = self.gate.run = None
+        for run in runs:
+            self._end_run(run, discard)
+
+    def _end_run(self, run: StepRun, discard: bool) -> None:
         if discard:
             run.guard("step(dump=False)", run.journal.discard)
             return

@@ -107,7 +107,7 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     return [top, low, mean, norm]
 
 
-def _extremes(tensor: torch.Tensor) -> tuple[int, int]:
+def _extremes(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Max and Min of an integer tensor."""
     if not _is_contiguous(tensor):
         tensor = in_memory_order(tensor)

@@ -70,62 +70,77 @@ def describer(
     of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
     """
     first, last = _FILLS[mode](high, sink)
+    odd: Any = (lambda: True) if slices else _interpreter
 
     def on_tensor(value: Any, path: str) -> Entry:
-        if isinstance(value, np.ndarray):
+        if type(value) is torch.Tensor and not odd():
+            plain = value.detach() if value.requires_grad else value
+            entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
+            # A tuple: once the garbage collector has seen it, it need not look at it again.
+            entry["shape"] = tuple(value.shape)
+        elif isinstance(value, np.ndarray):
             return _array_entry(value, path, sink, keeps)
-        entry, plain = _place(value, slices)
-        if first is not None:
-            _attempt(first, entry, plain, path, sink)
+        else:
+            entry, plain = _place(value, slices)
+        try:
+            if plain is None:
+                raise stats.CannotMeasure(_NOTHING_TO_READ)
+            first(entry, plain, path)
+        except Exception as reason:  # an odd tensor costs its numbers, not its record
+            _say(entry, path, reason, sink, _FIELDS[mode])
         entry["requires_grad"] = value.requires_grad
         if keeps and plain is not None and plain.numel() and not plain.is_meta:
             entry["data_name"] = sink.keep(path, plain)
         if last is not None:
-            _attempt(last, entry, plain, path, sink)
+            last(entry, plain, path)
         return entry
 
     return on_tensor
 
 
+_NUMBERS = ("Max", "Min", "Mean", "Norm")
+_NO_VALUES = (None, None, None, None)
+_FIELDS: dict[str, Sequence[str]] = {
+    "statistics": _NUMBERS,
+    "md5": _NUMBERS,
+    "xor": ("md5",),
+    "nan": (),
+}
+_NOTHING_TO_READ = "it has no elements of its own to read here"
+
+
+def _say(
+    entry: TensorEntry, path: str, reason: Exception, sink: Sink, fields: Sequence[str]
+) -> None:
+    for field in fields:
+        entry[field] = None
+    sink.problem(path, f"no numbers of {entry['type']} {entry['dtype']}: {reason}")
+
+
 def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
     """Type, dtype and shape of a tensor, and the plain tensor to read (None: not to be read)."""
     kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        plain = value.detach() if value.requires_grad else value
-        entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
-    else:
-        plain = plain_tensor(value)
-        entry = TensorEntry(type=tensor_type(kind), dtype=str(value.dtype))
-        if hasattr(value, "_local_tensor"):
-            _placements(entry, value)
+    plain = plain_tensor(value)
+    entry = TensorEntry(type=tensor_type(kind), dtype=_DTYPES[value.dtype])
+    if hasattr(value, "_local_tensor"):
+        _placements(entry, value)
     if _interpreter() is not None:
         plain = None  # inside vmap, grad, ...: reading would be part of the transform
     if slices and plain is not None:
         plain = sliced(plain, slices)
-    # A tuple: once the garbage collector has seen it, it need not look at it again.
     entry["shape"] = tuple(value.shape if plain is None else plain.shape)
     return entry, plain
-
-
-def _attempt(fill: Fill, entry: TensorEntry, plain: Any, path: str, sink: Sink) -> None:
-    """Fill fields in; what can not be computed is null, and the log says why."""
-    try:
-        if plain is None:
-            raise stats.CannotMeasure("it has no elements of its own to read here")
-        fill(entry, plain, path)
-    except Exception as reason:  # an odd tensor costs its numbers, not its record
-        sink.problem(path, f"no numbers of {entry['type']} {entry['dtype']}: {reason}")
 
 
 def _statistics(high: bool, sink: Sink) -> tuple[Fill, None]:
     measure = stats.statistics
 
     def fill(entry: TensorEntry, plain: Any, path: str) -> None:
-        entry["Max"] = entry["Min"] = entry["Mean"] = entry["Norm"] = None
         values = measure(plain, high)
         if type(values) is list:
             entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
         else:
+            _set_statistics(entry, _NO_VALUES)
             sink.defer(values, lambda read: _set_statistics(entry, read))
 
     return fill, None
@@ -147,6 +162,21 @@ def _checksum(compute: Callable[[Any], Any], sink: Sink) -> Fill:
     return fill
 
 
+def _last(fill: Fill, sink: Sink) -> Fill:
+    """``fill`` after the other fields: it says itself what it can not compute."""
+
+    def attempt(entry: TensorEntry, plain: Any, path: str) -> None:
+        if plain is None:
+            entry["md5"] = None  # why, has been said for the statistics
+            return
+        try:
+            fill(entry, plain, path)
+        except Exception as reason:
+            _say(entry, path, reason, sink, ("md5",))
+
+    return attempt
+
+
 def _nan(high: bool, sink: Sink) -> tuple[Fill, None]:
     def fill(entry: TensorEntry, plain: Any, path: str) -> None:
         if not (plain.is_floating_point() or plain.is_complex()):
@@ -166,9 +196,12 @@ def _judge(entry: TensorEntry, values: Sequence[Any]) -> None:
 
 
 # mode → (fills before requires_grad, fills after data_name)
-_FILLS: dict[str, Callable[[bool, Sink], tuple[Fill | None, Fill | None]]] = {
+_FILLS: dict[str, Callable[[bool, Sink], tuple[Fill, Fill | None]]] = {
     "statistics": _statistics,
-    "md5": lambda high, sink: (_statistics(high, sink)[0], _checksum(stats.crc32, sink)),
+    "md5": lambda high, sink: (
+        _statistics(high, sink)[0],
+        _last(_checksum(stats.crc32, sink), sink),
+    ),
     "xor": lambda high, sink: (_checksum(stats.xor64, sink), None),
     "nan": _nan,
 }

@@ -17,9 +17,9 @@ from .describe import TensorEntry, plain_tensor
 
 # Functions that write into their first argument with inplace=True.
 _IN_PLACE_BY_KEYWORD = frozenset(
-    ("relu", "relu6", "elu", "celu", "selu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid")
-    + ("leaky_relu", "rrelu", "threshold", "dropout", "dropout1d", "dropout2d", "dropout3d")
-    + ("alpha_dropout", "feature_alpha_dropout")
+    {"relu", "relu6", "elu", "celu", "selu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid"}
+    | {"leaky_relu", "rrelu", "threshold", "dropout", "dropout1d", "dropout2d", "dropout3d"}
+    | {"alpha_dropout", "feature_alpha_dropout"}
 )
 Held = list[tuple[TensorEntry, str, Any, int, Any]]  # entry, path, tensor, version, copy or None
 

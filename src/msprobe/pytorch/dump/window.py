@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .api_dump.areas import area_hooks, clip_grad_wrappers
-from .api_dump.wrap import is_wrapper
+from .api_dump.wrap import is_wrapper, unwrapped
 from .compilers import Compilers, prime_torch_caches, silenced
 from .gate import Gate
 from .module_dump.hooks import ModuleHook, add_hooks
@@ -38,13 +38,20 @@ class Window:
         self._compilers = Compilers(gate.thread, self._lift, self._put_back)
 
     def open_apis(
-        self, wrappers: Sequence[tuple[Any, str, Any]], models: Iterable[nn.Module], mix: bool
+        self,
+        builtin: Sequence[tuple[Any, str, Any]],
+        custom: Sequence[tuple[Any, str, Any]],
+        models: Iterable[nn.Module],
+        mix: bool,
     ) -> None:
-        """Put the wrappers in and re-bind references to what they replace."""
+        """Put the wrappers in, the user's over ours; re-bind references to what they replace."""
         prime_torch_caches()
-        wrappers = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in wrappers]
-        originals = {id(w.original): w for _, _, w in reversed(wrappers) if is_wrapper(w)}
+        wrappers = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in builtin]
         self.patches.install(wrappers)
+        custom = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in custom]
+        self.patches.install(custom)
+        all_ = [*custom, *wrappers]
+        originals = {id(w.original): w for _, _, w in reversed(all_) if is_wrapper(w)}
         if mix:
             self._areas = True
             self._handles += area_hooks(self._gate.thread)
@@ -143,4 +150,5 @@ def _up_to_date(owner: Any, name: str, wrapper: Any) -> Any:
     current = vars(owner).get(name)
     if current is None:
         current = getattr(owner, name)
+    current = unwrapped(current)  # the user may have registered what we wrap anyway
     return wrapper if current is wrapper.original else wrapper.of(current)

@@ -21,6 +21,7 @@ from .names import file_name
 _logger = logging.getLogger("msprobe")
 _torch_save = torch.save
 _JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.json")
+_HIDDEN = {name for file in _JSON for name in jsonfile.hidden_names(file)}
 _LOG = "dump_error_info.log"
 _TENSORS = "dump_tensor_data"
 
@@ -104,7 +105,6 @@ class Writer:
         """Write stack.json once more with each stack once, if some stand there several times."""
         if self._stack is None or self._stack_entries == len(self._stacks):
             return
-        self._stack.close()
         path = self._stack.path
 
         def write(file: Any) -> None:
@@ -115,6 +115,7 @@ class Writer:
             file.write("\n}\n")
 
         jsonfile.replace_file(path, write)
+        self._stack.close()
         self._stack = jsonfile.JsonFile.resume(path, "{", "}")
         self._stack_entries = len(self._stacks)
 
@@ -123,29 +124,33 @@ class Writer:
         name = file_name(path, ".npy" if isinstance(tensor, np.ndarray) else ".pt")
         full = os.path.join(self.tensor_folder, name)
         fd = os.open(full, _NEW_FILE, 0o666)
-        with os.fdopen(fd, "wb") as file:
-            if isinstance(tensor, np.ndarray):
-                np.save(file, tensor, allow_pickle=False)
-            else:
-                _torch_save(tensor, file)
-            self.bytes_in_tensors += file.tell()
+        try:
+            with os.fdopen(fd, "wb") as file:
+                if isinstance(tensor, np.ndarray):
+                    np.save(file, tensor, allow_pickle=False)
+                else:
+                    _torch_save(tensor, file)
+                self.bytes_in_tensors += file.tell()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(full)  # no record will name what is there
+            raise
         return name
 
     def log(self, where: str, error: BaseException | str) -> None:
         """Note a problem in dump_error_info.log; the first of each cause also as a warning."""
-        if isinstance(error, BaseException):
-            cause = f"{type(error).__name__}: {error}"
-            text = "".join(traceback.format_exception(error))
-        else:
-            cause, text = error, ""
-        first = cause not in self._warned
-        if first:
+        cause = text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.strerror:
+            cause = error.strerror  # the same for every file
+        if cause not in self._warned:
             self._warned.add(cause)
-            _logger.warning("%s: %s (see %s in %s)", where, cause, _LOG, self.folder)
+            _logger.warning("%s: %s (see %s in %s)", where, text, _LOG, self.folder)
+            if isinstance(error, BaseException):
+                text += "\n" + "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
             fd = os.open(os.path.join(self.folder, _LOG), _LOG_FILE, 0o666)
             with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{where}: {cause}\n{text if first else ''}")
+                file.write(f"{where}: {text}\n")
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a further file of the folder, as a whole."""
@@ -156,8 +161,7 @@ class Writer:
         """Rename the folder (the rank has become known)."""
         for file in (self._data, self._stack, self._construct):
             if file is not None:
-                file.close()
-                file.path = os.path.join(folder, os.path.basename(file.path))
+                file.move_to(os.path.join(folder, os.path.basename(file.path)))
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         if os.path.isdir(folder):
             _empty(folder)
@@ -199,7 +203,10 @@ _LOG_FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE
 
 def _empty(folder: str, *, quiet: bool = False) -> None:
     """Remove the files of an earlier run: only names that we write, and never through a link."""
-    old = [name for name in (*_JSON, _LOG) if os.path.lexists(os.path.join(folder, name))]
+    present = set(os.listdir(folder))
+    for name in present & _HIDDEN:
+        os.unlink(os.path.join(folder, name))  # left by a process that was killed
+    old = [name for name in (*_JSON, _LOG) if name in present]
     tensors = os.path.join(folder, _TENSORS)
     if os.path.islink(tensors):
         os.unlink(tensors)

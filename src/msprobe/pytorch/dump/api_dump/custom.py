@@ -16,6 +16,7 @@ from ..gate import Gate
 from . import ops
 from .wrap import Wrapper, unwrapped, wrap
 
+_DEFAULT_NAMESPACES = ("_C_ascend",)
 _logger = logging.getLogger("msprobe")
 
 
@@ -56,6 +57,10 @@ class CustomApis:
         self._known[id(module), api] = entry
         return entry
 
+    def knows(self, module: Any, api: Any) -> bool:
+        """Whether ``module.api`` is registered."""
+        return (id(module), api) in self._known
+
     def restore(self, module: Any, api: str) -> bool:
         """Forget ``module.api``; whether it was known."""
         return self._known.pop((id(module), api), None) is not None
@@ -81,7 +86,8 @@ class CustomApis:
         list_all: Any = getattr(torch._C, "_dispatch_get_all_op_names", None)
         if not self._namespaces or list_all is None:
             return
-        if self._modules != len(sys.modules):  # a library of operators comes with an import
+        # The default namespace comes with an import; one that the user names may come any time.
+        if self._modules != len(sys.modules) or self._namespaces != _DEFAULT_NAMESPACES:
             self._modules = len(sys.modules)
             self._ops = [
                 (namespace, op)

@@ -9,6 +9,7 @@ the references it can reach.
 from __future__ import annotations
 
 import functools
+import pkgutil
 import types
 from typing import Any
 
@@ -32,8 +33,8 @@ class _StandIn(type):
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is cls.stands_for
 
-    def __hash__(cls) -> int:
-        return hash(cls.stands_for)
+    # Its own hash: the tables of copy and pickle, keyed by types, must not take us for a function.
+    __hash__ = type.__hash__
 
 
 class Wrapper(metaclass=_StandIn):
@@ -52,8 +53,10 @@ class Wrapper(metaclass=_StandIn):
         self._gate = gate
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             self.__dict__[name] = getattr(original, name, None)
+        self.__dict__.update(__annotations__=getattr(original, "__annotations__", {}))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call; record it if a window is open and no recorded call is around it."""
         gate = self._gate
         thread = gate.thread
         if thread.inside or not gate.open or gate.focus or _is_compiling() or _is_tracing():
@@ -74,7 +77,8 @@ class Wrapper(metaclass=_StandIn):
         return getattr(self.__dict__["original"], name)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # noqa: D102 - isinstance() asks for it
+    def __class__(self) -> type:
+        """The type of the original, which isinstance() believes."""
         return type(self.original)
 
     def __eq__(self, other: object) -> bool:
@@ -94,9 +98,12 @@ class Wrapper(metaclass=_StandIn):
         return self.original
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if isinstance(self.original, types.FunctionType):
-            return self.original.__qualname__
-        return self.original.__reduce_ex__(protocol)
+        reduced = self.original.__reduce_ex__(protocol) if _is_bound(self.original) else None
+        if isinstance(reduced, tuple):
+            return reduced
+        # By name, with a function of the standard library: the pickle does not know of us.
+        name = f"{self.original.__module__}:{self.original.__qualname__}"
+        return pkgutil.resolve_name, (name,)
 
 
 @functools.cache
@@ -136,6 +143,11 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
         thread.inside = False
 
 
+def _is_bound(function: Any) -> bool:
+    """Whether ``function`` is a method, which pickles by its owner and its name."""
+    return not isinstance(function, types.FunctionType)
+
+
 def unwrapped(function: Any) -> Any:
     """What ``function`` stands in for, itself if it is no wrapper."""
     return function.original if is_wrapper(function) else function
@@ -146,7 +158,9 @@ def is_wrapper(function: Any) -> bool:
     return type(type(function)) is _StandIn
 
 
-def build_wrappers(specs: list[ApiSpec], gate: Gate, works: Works) -> list[tuple[Any, str, Wrapper]]:
+def build_wrappers(
+    specs: list[ApiSpec], gate: Gate, works: Works
+) -> list[tuple[Any, str, Wrapper]]:
     """(owner, attribute, wrapper) of each spec; one function with two homes shares a wrapper."""
     built: list[tuple[Any, str, Wrapper]] = []
     shared: dict[tuple[str, int], Wrapper] = {}

@@ -78,6 +78,7 @@ class Hook:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
+        """Do what the hook is for; torch takes None for "nothing to change"."""
         self._call(*args)
 
     def __reduce__(self) -> Any:
