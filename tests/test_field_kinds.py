@@ -44,6 +44,9 @@ from runner import run_script
 
 torch._dynamo.eval_frame.TorchPatcher.patch()  # as the first compilation does, for good
 
+# Of torch's own compilers and transforms, and of fork beside threads.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 Build = Callable[[], tuple[nn.Module, Callable[[], Any]]]  # a model and one step of its training
 
 levels = pytest.mark.parametrize("level", LEVELS)
@@ -290,7 +293,6 @@ def test_compiled_function_is_compiled_once_whatever_windows_open_and_close(
     assert (level == "L0") == (forwards(read_dump(tmp_path), "Torch.tanh") == [])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["script", "trace", "fx", "script inside a ModuleList"])
 @module_levels
 def test_module_made_by_a_compiler_runs_and_the_others_are_recorded(
@@ -315,7 +317,6 @@ def test_module_made_by_a_compiler_runs_and_the_others_are_recorded(
     assert "Module.fc.Linear.backward.0" in dump.data
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @levels
 def test_tracing_in_a_window_gives_the_graph_of_torch(level: str, tmp_path: Path) -> None:
     """B05, B07. fx and jit.script see torch's own functions; nothing of a trace is recorded."""
@@ -1094,7 +1095,7 @@ def of_dtype(dtype: torch.dtype) -> Tensor | None:
     [("statistics", "statistics"), ("statistics", "md5"), ("statistics", "xor"), ("tensor", "md5")],
     ids=["statistics", "md5", "xor", "tensor"],
 )
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensor_of_any_dtype_is_recorded_and_left_as_it_is(
     task: str, mode: str, tmp_path: Path
 ) -> None:
@@ -1124,7 +1125,9 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     "csr": lambda: torch.eye(2).to_sparse_csr(),
     "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(i) for i in (2, 3)], layout=torch.jagged),
+    "jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
     "quantized per channel": lambda: torch.quantize_per_channel(
         torch.eye(2), torch.ones(2), torch.zeros(2), 0, torch.qint8
     ),
@@ -1148,7 +1151,7 @@ def _freed() -> Tensor:
     return tensor
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("mode", ["statistics", "md5", "xor"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensor_of_any_layout_is_recorded_and_does_not_stop_the_next_call(
@@ -1163,6 +1166,33 @@ def test_tensor_of_any_layout_is_recorded_and_does_not_stop_the_next_call(
     assert entry["dtype"] == str(value.dtype)
     if layout not in ("nested", "jagged"):
         assert entry["shape"] == list(value.shape)
+
+
+def test_tensor_without_memory_is_not_saved_and_does_not_end_the_process(tmp_path: Path) -> None:
+    """A1, A8. As FSDP leaves its parameters: they have a shape, and reading them is a crash."""
+    script = """
+import sys, torch
+from msprobe.pytorch import PrecisionDebugger
+
+gone = torch.ones(4)
+gone.untyped_storage().resize_(0)
+section = {"summary_mode": "md5"}
+PrecisionDebugger({"task": "tensor", "level": "L1", "dump_path": sys.argv[1], "tensor": section})
+PrecisionDebugger.start()
+gone.t()
+PrecisionDebugger.stop()
+PrecisionDebugger.step()
+"""
+    (tmp_path / "script.py").write_text(script)
+    code, output = run_script(tmp_path / "script.py", [str(tmp_path / "dump")], tmp_path)
+    assert code == 0, output
+    (entry,) = read_data(tmp_path / "dump")["Tensor.t.0.forward"]["input_args"]
+    assert (entry["shape"], entry["Max"], entry["md5"], "data_name" in entry) == (
+        [4],
+        None,
+        None,
+        False,
+    )
 
 
 def test_keyword_arguments_are_recorded_with_their_gradients(tmp_path: Path) -> None:
@@ -1523,7 +1553,7 @@ def test_files_can_be_read_while_they_are_written(tmp_path: Path) -> None:
 
     looking = threading.Thread(target=look)
     looking.start()
-    for _ in range(150):
+    for _ in range(50):
         for _ in range(10):
             torch.tanh(x)
         watcher.stop()
@@ -1532,8 +1562,8 @@ def test_files_can_be_read_while_they_are_written(tmp_path: Path) -> None:
     over.set()
     looking.join()
     assert problems == []
-    assert len(read) > 20
-    assert len(read_data(tmp_path)) == 1500
+    assert len(read) > 5
+    assert len(read_data(tmp_path)) == 500
 
 
 def test_calls_after_step_are_not_recorded_and_not_spoken_of(
@@ -1646,9 +1676,7 @@ def test_workers_forked_inside_of_the_window_record_nothing(tmp_path: Path) -> N
         for rows in torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2):
             net(rows)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
-        dump = collect(tmp_path, step, net, level="mix")
+    dump = collect(tmp_path, step, net, level="mix")
     assert forwards(dump, "Torch.tanh") == []
     assert len(forwards(dump, "Module.0.Linear")) == 2
     assert len(list((tmp_path / "step0").iterdir())) == 1

@@ -17,9 +17,6 @@ import numpy as np
 import torch
 
 _parameter = torch.nn.Parameter
-_function_subclass_off: Any = getattr(
-    torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction
-)
 _MAX_DEPTH = 100  # below Python's own recursion limit with the frames of a deep model on the stack
 
 
@@ -125,6 +122,8 @@ def tensor_type(kind: type) -> str:
 def plain_tensor(value: Any) -> Any:
     """``value`` as a plain tensor without autograd, sharing its memory; a DTensor's local shard.
 
+    Assumes that __torch_function__ of subclasses is off (see quiet.py).
+
     None if there are no elements of its own to read: fake and other wrapping subclasses, and
     tensors that a functorch transform has wrapped.
     """
@@ -136,8 +135,7 @@ def plain_tensor(value: Any) -> Any:
         return plain_tensor(local)
     if tensor_type(kind) != "torch.Tensor":
         return None
-    with _function_subclass_off():
-        return value.detach().as_subclass(torch.Tensor)
+    return value.detach().as_subclass(torch.Tensor)
 
 
 def _scalar(value: Any, *_: Any) -> Entry:

@@ -24,6 +24,8 @@ def _each_autocast() -> bool:
 
 # torch >= 2.4 answers for all devices in one call.
 autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
+# Disables __torch_function__ of tensor subclasses for a block.
+subclass_functions_off: Any = getattr(_C, "DisableTorchFunctionSubclass", _C.DisableTorchFunction)
 _AUTOCAST_KEYS = [
     getattr(_C.DispatchKey, name)
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")

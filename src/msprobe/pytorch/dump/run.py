@@ -14,7 +14,7 @@ from .describe import Entry, OnTensor, TensorEntry
 from .filters import Names, Selection
 from .gate import ThreadState
 from .journal import Journal
-from .quiet import autocast, dispatch_modes, function_modes, quiet
+from .quiet import autocast, dispatch_modes, function_modes, quiet, subclass_functions_off
 from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
 
@@ -253,7 +253,7 @@ class StepRun:
             tensor = tasks.host_copy(tensor)
         return self.journal.save_tensor(path, tensor)
 
-    def problem(self, path: str, reason: str) -> None:
+    def problem(self, path: str, reason: str | Exception) -> None:
         """Sink: a value that could not be computed."""
         self.writer.log(path, reason)
 
@@ -266,11 +266,13 @@ class StepRun:
         inside, off = thread.inside, thread.off
         thread.inside = thread.off = True
         try:
-            if dispatch_modes() or function_modes() or autocast():
-                thread.autocast = autocast()
-                with quiet():
-                    return function(*args)
-            return function(*args)
+            # A subclass's own __torch_function__ must not hear of our work either.
+            with subclass_functions_off():
+                if dispatch_modes() or function_modes() or autocast():
+                    thread.autocast = autocast()
+                    with quiet():
+                        return function(*args)
+                return function(*args)
         except Exception as error:
             self.writer.log(name, error)
             return None

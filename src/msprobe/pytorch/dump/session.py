@@ -95,6 +95,8 @@ class Session:
         if not self._wants_rank(rank):
             return
         run = self._open_run(rank)
+        if run is None:
+            return
         run.use_slices(rows or ())
         self.gate.run = run
         self.gate.open = True
@@ -186,7 +188,8 @@ class Session:
         rank = device.current_rank()
         if self._wants_step(()) and self._wants_rank(rank):
             run = self._open_run(rank)
-            run.guard(name, save, run, variable, name, save_backward)
+            if run is not None:
+                run.guard(name, save, run, variable, name, save_backward)
 
     def register(self, module: Any, api: Any, prefix: Any) -> None:
         """Add a function of the user's, at once if a window is open."""
@@ -226,11 +229,16 @@ class Session:
             )
         return False
 
-    def _open_run(self, rank: int | None) -> StepRun:
+    def _open_run(self, rank: int | None) -> StepRun | None:
+        """The run of this step; None, with one warning, if its files can not be made."""
         path = self.config.dump_path  # may change between two windows of a step, and back
         run = self._runs.get(path)
         if run is None:
-            run = self._runs[path] = self._new_run(rank)
+            try:
+                run = self._runs[path] = self._new_run(rank)
+            except OSError as error:
+                self._say_once(f"nothing is recorded in {self._folder(rank)}: {error}")
+                return None
         elif rank is not None:
             self._move(run, rank)
         self.run = run

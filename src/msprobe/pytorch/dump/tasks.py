@@ -11,6 +11,7 @@ import torch
 
 from . import stats
 from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type
+from .pieces import FREED, is_freed
 
 _narrow = torch.Tensor.narrow
 _clone = torch.Tensor.clone
@@ -27,7 +28,7 @@ class Sink(Protocol):
     def keep(self, path: str, tensor: Any) -> str:
         """Save a tensor and return its file name."""
 
-    def problem(self, path: str, reason: str) -> None:
+    def problem(self, path: str, reason: str | Exception) -> None:
         """Log why the value at ``path`` could not be computed."""
 
 
@@ -76,26 +77,37 @@ def describer(
         if type(value) is torch.Tensor and not odd():
             plain = value.detach() if value.requires_grad else value
             entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
-            # A tuple: once the garbage collector has seen it, it need not look at it again.
-            entry["shape"] = tuple(value.shape)
         elif isinstance(value, np.ndarray):
             return _array_entry(value, path, sink, keeps)
         else:
             entry, plain = _place(value, slices)
         try:
+            # A tuple: once the garbage collector has seen it, it need not look at it again.
+            entry["shape"] = tuple(value.shape if plain is None else plain.shape)
             if plain is None:
                 raise stats.CannotMeasure(_NOTHING_TO_READ)
             first(entry, plain, path)
         except Exception as reason:  # an odd tensor costs its numbers, not its record
             _say(entry, path, reason, sink, _FIELDS[mode])
         entry["requires_grad"] = value.requires_grad
-        if keeps and plain is not None and plain.numel() and not plain.is_meta:
-            entry["data_name"] = sink.keep(path, plain)
+        if keeps:
+            _keep(entry, plain, path, sink)
         if last is not None:
             last(entry, plain, path)
         return entry
 
     return on_tensor
+
+
+def _keep(entry: TensorEntry, plain: Any, path: str, sink: Sink) -> None:
+    """Save the tensor if it has elements; where that fails, the log says why."""
+    try:
+        if plain is not None and plain.numel() and not plain.is_meta:
+            if plain.layout is torch.strided and is_freed(plain):
+                raise stats.CannotMeasure(FREED)  # FSDP takes the memory of tensors away
+            entry["data_name"] = sink.keep(path, plain)
+    except Exception as reason:
+        sink.problem(path, reason)
 
 
 _NUMBERS = ("Max", "Min", "Mean", "Norm")
@@ -112,13 +124,14 @@ _NOTHING_TO_READ = "it has no elements of its own to read here"
 def _say(
     entry: TensorEntry, path: str, reason: Exception, sink: Sink, fields: Sequence[str]
 ) -> None:
+    entry.setdefault("shape", None)  # a nested tensor has none
     for field in fields:
         entry[field] = None
     sink.problem(path, f"no numbers of {entry['type']} {entry['dtype']}: {reason}")
 
 
 def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
-    """Type, dtype and shape of a tensor, and the plain tensor to read (None: not to be read)."""
+    """Type and dtype of a tensor, and the plain tensor to read (None: not to be read)."""
     kind = type(value)
     plain = plain_tensor(value)
     entry = TensorEntry(type=tensor_type(kind), dtype=_DTYPES[value.dtype])
@@ -128,7 +141,6 @@ def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
         plain = None  # inside vmap, grad, ...: reading would be part of the transform
     if slices and plain is not None:
         plain = sliced(plain, slices)
-    entry["shape"] = tuple(value.shape if plain is None else plain.shape)
     return entry, plain
 
 

@@ -16,6 +16,7 @@ import yaml
 from msprobe.errors import ConfigError
 
 FOLDER = Path(__file__).parent
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 7 times faster
 
 IgnoreRule: TypeAlias = frozenset[int | str] | Literal["all"]
 NOTHING: frozenset[int | str] = frozenset()
@@ -211,9 +212,16 @@ def _is_keyword(value: object, side: str) -> bool:
     return side == "input" and isinstance(value, str) and value.isidentifier()
 
 
+def _parse_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return yaml.safe_load(text)  # whose messages tell the line
+
+
 def _load_mapping(path: Path) -> dict[Any, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
         raise ConfigError(f"{path}: cannot be read as yaml: {err}") from err
     if content is not None and not isinstance(content, dict):
