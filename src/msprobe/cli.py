@@ -1,34 +1,69 @@
-"""The command line: ``msprobe show DIR [NAME]``. Imports no torch, so it answers at once."""
+"""The command line: ``msprobe show``, ``check``, ``selfcheck``, ``coverage``.
+
+Imports no torch, so it answers at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from . import __version__, reader, show, text
+from . import __version__, check, pager, reader, selfcheck, show, text
 from .errors import UsageError
 from .reader import RankFolder
 
+FINDINGS = 1
 NO_DUMP = 2
-_EXAMPLES = """examples:
+_SHOW = """examples:
   msprobe show ./dump_path                       every step and rank in short
   msprobe show ./dump_path --step 0 --rank 0     one of them
   msprobe show ./dump_path/step0 linear          the records with "linear" in their name
   msprobe show ./dump_path Functional.relu.0.forward
 
+On a terminal, long output goes through $MSPROBE_PAGER, $PAGER or less. NO_COLOR turns colour off.
+
 exit codes: 0 shown, 2 the path holds no dump or the arguments are wrong
+"""
+_CHECK = """Checked are: strict JSON; the structure of every record (docs/dump.schema.json,
+docs/stack.schema.json, docs/construct.schema.json); names that stand twice; a complete file for
+every data_name; parents that exist and form a tree; a stack for every forward record; counts that
+run from 0 without a gap, unless a filter (list, scope, risk_level, ...) was set.
+
+exit codes: 0 nothing wrong, 1 findings, 2 the path holds no dump or the arguments are wrong
+"""
+_SELFCHECK = """The script runs three times as it is: twice with MSPROBE_OFF=1, in which the debugger does
+nothing, and once with collection, into a folder of its own. Each run ends after N calls of
+PrecisionDebugger.step(). Compared bit by bit: what backward() was called on, all gradients, all
+parameters, the states of the random number generators.
+
+  msprobe selfcheck train.py --config my.yaml
+  msprobe selfcheck --steps 5 -m torch.distributed.run --nproc-per-node 2 train.py
+
+exit codes: 0 equal, 1 collecting changed something, 2 it could not run, nothing was collected, or
+the script differs by itself from run to run
+"""
+_COVERAGE = """The script runs until its first PrecisionDebugger.step() with MSPROBE_COVERAGE=1: all calls of
+torch functions on tensors are counted that no recorded call covers. The result stands in
+coverage.json too, as "torch_calls_not_recorded".
+
+exit codes: 0 shown, 2 it could not run
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return _show(arguments)
+        return run(arguments)
     except UsageError as err:
-        print(f"msprobe show: {err}", file=sys.stderr)
+        print(f"msprobe {arguments.command}: {err}", file=sys.stderr)
         return NO_DUMP
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,26 +72,58 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="msprobe", description="Look at what msprobe has collected."
+        prog="msprobe", description="Look at what msprobe has collected, and at what it does."
     )
     parser.add_argument("--version", action="version", version=f"msprobe {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "show",
-        help="show a dump, or the records of one name",
-        description="Show a dump of msprobe or mindstudio-probe in readable form.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("dir", help="dump_path, or a step or rank folder in it")
+
+    def add(name: str, run: Any, help_: str, epilog: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=help_, description=help_[0].upper() + help_[1:] + ".", epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    command = add("show", _show, "show a dump, or the records of one name", _SHOW)
+    _add_folder(command, "records listed per folder (0: all)")
     command.add_argument("name", nargs="?", help="name of a record, or a part of it")
+    command.add_argument("--no-pager", action="store_true", help="print, however long it is")
+    command = add("check", _check, "tell what is wrong with a dump, and where", _CHECK)
+    _add_folder(command, "findings listed per folder (0: all)")
+    command.add_argument(
+        "--filtered", action="store_true",
+        help="calls were left out on purpose, so gaps are no findings (our own dumps say so)",
+    )
+    help_ = "run a training script with and without collection and compare bit by bit"
+    _add_script(add("selfcheck", _selfcheck, help_, _SELFCHECK), steps=3)
+    help_ = "run one step of a script and tell what was not recorded"
+    _add_script(add("coverage", _coverage, help_, _COVERAGE), steps=1)
+    return parser
+
+
+def _add_folder(command: argparse.ArgumentParser, limit: str) -> None:
+    command.add_argument("dir", help="dump_path, or a step or rank folder in it")
     command.add_argument("--step", type=int, help="only this step")
     command.add_argument("--rank", help="only this rank: 0, rank0 or proc1234")
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument("--limit", type=int, default=20, metavar="N", help=limit)
+
+
+def _add_script(command: argparse.ArgumentParser, steps: int) -> None:
     command.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="records listed per folder (0: all)"
+        "--steps", type=int, default=steps, metavar="N", help=f"steps per run (default {steps})"
     )
-    return parser
+    command.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds per run (default 600)"
+    )
+    command.add_argument(
+        "--keep", metavar="DIR", help="keep dumps and output here (default: a temporary folder)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module name")
+    command.add_argument("script", help="the training script")
+    command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -66,10 +133,43 @@ def _show(arguments: argparse.Namespace) -> int:
         return 0
     paint = text.painter(_has_colour())
     if arguments.name is None:
-        _print(show.overview(folders, arguments.limit, paint))
+        lines = show.overview(folders, arguments.limit, paint)
     else:
-        _print(show.records(folders, arguments.name, arguments.limit, paint))
+        lines = show.records(folders, arguments.name, arguments.limit, paint)
+    pager.show(lines, paged=not arguments.no_pager)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    folders = _select(reader.find_ranks(arguments.dir), arguments.step, arguments.rank)
+    found = {f.title: check.check_folder(f, filtered=arguments.filtered) for f in folders}
+    if arguments.json:
+        print(json.dumps({title: list(map(asdict, some)) for title, some in found.items()}, indent=1))
+    else:
+        pager.show(check.describe(found, arguments.limit, text.painter(_has_colour())))
+    return FINDINGS if any(found.values()) else 0
+
+
+def _selfcheck(arguments: argparse.Namespace) -> int:
+    return _run_script(selfcheck.compare, arguments)
+
+
+def _coverage(arguments: argparse.Namespace) -> int:
+    return _run_script(selfcheck.coverage, arguments)
+
+
+def _run_script(run: Callable[[selfcheck.Plan], selfcheck.Report], arguments: Any) -> int:
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise UsageError(f"{arguments.script} is not there.")
+    start = ["-m"] if arguments.module else []
+    command = [sys.executable, *start, arguments.script, *arguments.args]
+    plan = selfcheck.Plan(command, arguments.steps, arguments.timeout, arguments.keep)
+    report = run(plan)
+    if arguments.json:
+        print(json.dumps(show.strict(report.facts), indent=1))
+    else:
+        pager.show(report.lines)
+    return report.code
 
 
 def _select(folders: list[RankFolder], step: int | None, rank: str | None) -> list[RankFolder]:
@@ -87,9 +187,3 @@ def _select(folders: list[RankFolder], step: int | None, rank: str | None) -> li
 
 def _has_colour() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
-    sys.stdout.flush()

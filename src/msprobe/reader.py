@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from typing import Any
 from .errors import UsageError
 
 DATA_FILES = ("dump.json", "debug.json")
+_OURS = '"data": {'  # how the first line of our layout ends
 STATISTICS = ("Max", "Min", "Mean", "Norm")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"(rank|proc)(\d*)")
-_MODULE = re.compile(r"Module\..*\.(forward|backward|parameters_grad)\.\d+")
-_API = re.compile(r"([^.]+)\..*\.\d+\.(forward|backward)")
+# A backward that runs once more over the same graph has a further number.
+_MODULE = re.compile(r"(Module\..*)\.(forward|backward|parameters_grad)(\.\d+)(?:\.\d+)?")
+_API = re.compile(r"(([^.]+)\..*\.\d+)\.(forward|backward)(?:\.\d+)?")
 _SAVED = re.compile(r".*\.\d+\.debug")
 
 
@@ -83,10 +85,10 @@ def open_records(folder: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Any]
     Our layout, one record per line, is read line by line; any other JSON is read at once.
     ValueError (JSONDecodeError) where the file is not JSON, also during the iteration.
     """
-    path = next(folder / name for name in DATA_FILES if (folder / name).is_file())
+    path = data_file(folder)
     with path.open(encoding="utf-8") as file:
         first = file.readline().rstrip()
-        if first.endswith('"data": {'):
+        if first.endswith(_OURS):
             header = json.loads(first + "}}")
             del header["data"]
             return header, _lines(path)
@@ -95,6 +97,48 @@ def open_records(folder: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Any]
         raise ValueError(f'{path.name} has no "data" object')
     records = whole.pop("data")
     return whole, iter(records.items())
+
+
+def data_file(folder: Path) -> Path:
+    """The file of a rank folder that holds its records: dump.json, or debug.json."""
+    return next(folder / name for name in DATA_FILES if (folder / name).is_file())
+
+
+class RecordFile(Mapping[str, Any]):
+    """dump.json or debug.json by record name, in the order of the file.
+
+    Of our layout only the places of the lines are kept, and a record is read when it is asked
+    for; any other layout is read as a whole. ValueError where the file is broken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = data_file(folder)
+        self._known: dict[str, Any] = {}  # name → offset of its line, or the record
+        with self._path.open("rb") as file:
+            self._by_line = file.readline().rstrip().endswith(_OURS.encode())
+            while self._by_line:
+                offset, line = file.tell(), file.readline()
+                if not line.startswith(b'"'):
+                    break
+                name, _ = json.JSONDecoder().raw_decode(line.decode("utf-8"))
+                self._known[name] = offset
+        if not self._by_line:
+            self._known = dict(open_records(folder)[1])
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._known[name]
+        if not self._by_line:
+            return found
+        with self._path.open("rb") as file:
+            file.seek(found)
+            line = file.readline().decode("utf-8").strip().rstrip(",")
+        return json.loads("{" + line + "}")[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -138,10 +182,18 @@ def kind_of(name: str) -> tuple[str, str]:
     Saved variables of level debug are ``("saved", "debug")``, other names ``("other", "")``.
     """
     if match := _MODULE.fullmatch(name):
-        return "Module", match[1]
+        return "Module", match[2]
     if match := _API.fullmatch(name):
-        return match[1], match[2]
+        return match[2], match[3]
     return ("saved", "debug") if _SAVED.fullmatch(name) else ("other", "")
+
+
+def forward_of(name: str) -> str:
+    """Return the name of the forward record to which a record belongs."""
+    if match := _MODULE.fullmatch(name):
+        return f"{match[1]}.forward{match[3]}"
+    match = _API.fullmatch(name)
+    return f"{match[1]}.forward" if match else name
 
 
 def is_tensor(entry: Any) -> bool:

@@ -150,7 +150,7 @@ def _tensor_table(tensors: Sequence[tuple[str, Any]], paint: Paint) -> Iterator[
 
 def _stack(name: str, stacks: dict[str, list[str]], paint: Paint) -> Iterator[str]:
     """The frames of a record; a backward record shows those of its forward."""
-    forward = name.replace(".backward", ".forward")
+    forward = reader.forward_of(name)
     frames = stacks.get(name) or stacks.get(forward)
     if not frames:
         return
@@ -199,7 +199,7 @@ def _records_json(folder: RankFolder, text: str) -> Iterator[dict[str, Any]]:
             "rank": folder.name,
             "name": name,
             "parent": parents.get(name),
-            "stack": stacks.get(name) or stacks.get(name.replace(".backward", ".forward")),
+            "stack": stacks.get(name) or stacks.get(reader.forward_of(name)),
             "record": record,
         }
 

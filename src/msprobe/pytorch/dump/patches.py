@@ -58,7 +58,7 @@ class Patches:
         """
         own = vars(owner)
         original = own[attr] if attr in own else getattr(owner, attr)
-        self._install(_plan([(owner, attr, new)]))
+        self._install(plan([(owner, attr, new)]))
         return original
 
     def replace_in(self, mapping: MutableMapping[Any, Any], key: Any, new: Any) -> Any:
@@ -75,7 +75,11 @@ class Patches:
 
         Items of one owner are best kept together. 1,100 take 0.3 ms.
         """
-        self._install(_plan(items))
+        self._install(plan(items))
+
+    def install_plan(self, planned: list[_Patch]) -> None:
+        """`install` of what `plan` has made, while `is_current`."""
+        self._install(planned)
 
     def undo(self, owner: Any, attr: str) -> bool:
         """Take back the latest patch of ``owner.attr``; say whether there was one to take back."""
@@ -168,7 +172,8 @@ class Patches:
             self._installed += planned
 
 
-def _plan(items: Iterable[tuple[Any, str, Any]]) -> list[_Patch]:
+def plan(items: Iterable[tuple[Any, str, Any]]) -> list[_Patch]:
+    """What `Patches.install` of these items will do; kept, it need not be made again."""
     planned: list[_Patch] = []
     last: Any = _ABSENT
     place: Any = None
@@ -182,6 +187,13 @@ def _plan(items: Iterable[tuple[Any, str, Any]]) -> list[_Patch]:
             getattr(owner, attr)  # raises AttributeError where there is nothing to replace
         planned.append((place, read, attr, original, new))
     return planned
+
+
+def is_current(planned: list[_Patch]) -> bool:
+    """Whether everything that a plan is to replace is still there."""
+    return all(
+        read.get(attr, _ABSENT) is original for _, read, attr, original, _ in planned
+    )
 
 
 def _latest(patches: list[_Patch], owner: Any, attr: str) -> int | None:

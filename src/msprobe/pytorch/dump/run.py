@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from . import gradients, tasks
 from .call import Call
 from .config import DumpConfig, Level
@@ -43,7 +45,7 @@ class StepRun:
         self.passes = passes
         self.rank: int | None = None
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
-        self.hooked: dict[Any, bool] = {}  # modules that could have run → have a forward
+        self.hooked: dict[Any, type] = {}  # modules that could have run → their class
         self.kept_nodes: list[Any] = []  # accumulators of leaves given to save()
         self.parameter_groups: weakref.WeakValueDictionary[str, Any] = (
             weakref.WeakValueDictionary()
@@ -281,9 +283,18 @@ class StepRun:
 
     # ---- what is missing ----------------------------------------------------------------------
 
+    def may_run(self, parts: Sequence[tuple[int | None, str, Any]]) -> None:
+        """Modules that are recorded if they run, to tell which ones did not."""
+        self.hooked.update({(index, fqn): type(module) for index, fqn, module in parts})
+
     def missing(self) -> dict[str, list[str]]:
         """What was asked for and not recorded: see coverage.json."""
-        never = [k for k, runs in self.hooked.items() if runs and k not in self.called]
+        base = torch.nn.Module.forward  # a container without a forward can not be called
+        never = [
+            key
+            for key, kind in self.hooked.items()
+            if key not in self.called and kind.forward is not base  # type: ignore[attr-defined]
+        ]
         unmet = self.selection.unmet()
         unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
         return {

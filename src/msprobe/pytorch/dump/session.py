@@ -21,7 +21,7 @@ from .config import DumpConfig, Level
 from .flusher import Flusher
 from .gate import Gate
 from .module_dump.focus import Focus
-from .module_dump.hooks import named_hooks
+from .module_dump.hooks import named_parts
 from .reload import ConfigFile
 from .run import StepRun
 from .saved import save
@@ -107,10 +107,14 @@ class Session:
     def _install(self, models: list[nn.Module], listed: bool) -> None:
         config = self.config
         if config.level != Level.L0 and not self.window.is_open:
-            builtin, custom = self._builtin_wrappers(), self.custom.wrappers()
+            builtin = self._builtin_wrappers()
+            custom = [*triton_patch(self.gate), *self.custom.wrappers()]
             self.window.open_apis(builtin, custom, models, config.level == Level.MIX)
         if config.level != Level.L1:
-            self.window.open_modules(named_hooks(models, listed, self.gate))
+            parts = list(named_parts(models, listed))
+            if self.run is not None:
+                self.run.may_run(parts)
+            self.window.open_modules(parts)
         self.window.is_open = True
 
     def stop(self) -> None:
@@ -314,7 +318,8 @@ class Session:
         if not self._wrappers:
             specs, self.missing_apis = ops.load_specs()
             self._wrappers = wrap.build_wrappers(specs, self.gate, self.works)
-        return [*self._wrappers, *work_patch(self.works), *triton_patch(self.gate)]
+            self._wrappers = [*self._wrappers, *work_patch(self.works)]
+        return self._wrappers
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

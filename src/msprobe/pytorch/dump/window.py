@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,8 @@ from .api_dump.areas import area_hooks, clip_grad_wrappers
 from .api_dump.wrap import is_wrapper, unwrapped
 from .compilers import Compilers, prime_torch_caches, silenced
 from .gate import Gate
-from .module_dump.hooks import ModuleHook, add_hooks
-from .patches import Patches
+from .module_dump.hooks import HookPair, ModuleHook
+from .patches import Patches, is_current, plan
 
 # References in these packages are torch's own business, or cannot be to torch functions.
 _NOT_USER_CODE = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "msprobe", "numpy"}
@@ -29,7 +30,11 @@ class Window:
         self.is_open = False
         self._handles: list[Any] = []
         self._extra: list[Any] = []
-        self._hooked: list[tuple[nn.Module, ModuleHook]] = []
+        self._hooked: list[tuple[nn.Module, HookPair]] = []
+        self._pairs: dict[int, HookPair] = {}  # id of a module → its hooks, kept between windows
+        self._plan: Any = None  # of the wrappers, kept between windows
+        self._planned_for: Any = None
+        self._originals: dict[int, Any] = {}
         self._loaded = 0  # modules there were when the user's were picked
         self._user_modules: list[ModuleType] = []
         self._scanned: dict[int, int] = {}  # id of a module → number of names when it was searched
@@ -46,12 +51,10 @@ class Window:
     ) -> None:
         """Put the wrappers in, the user's over ours; re-bind references to what they replace."""
         prime_torch_caches()
-        wrappers = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in builtin]
-        self.patches.install(wrappers)
+        self._install_builtin(builtin)
         custom = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in custom]
         self.patches.install(custom)
-        all_ = [*custom, *wrappers]
-        originals = {id(w.original): w for _, _, w in reversed(all_) if is_wrapper(w)}
+        originals = {**self._originals, **_by_original(custom)}
         if mix:
             self._areas = True
             self._handles += area_hooks(self._gate.thread)
@@ -63,15 +66,33 @@ class Window:
         for names, key, wrapper in self._references(originals, models):
             self.patches.replace_in(names, key, wrapper)
 
-    def open_modules(self, hooks: Iterable[tuple[nn.Module, ModuleHook]]) -> None:
-        """Register the hooks; modules hooked in this window already are passed over."""
+    def _install_builtin(self, builtin: Sequence[tuple[Any, str, Any]]) -> None:
+        # Nearly always torch is as it was at the last start(): then so is the plan.
+        if self._planned_for is not builtin or not is_current(self._plan):
+            wrappers = [(owner, name, _up_to_date(owner, name, w)) for owner, name, w in builtin]
+            self._plan = plan(wrappers)
+            self._planned_for = builtin
+            self._originals = _by_original(wrappers)
+        self.patches.install_plan(self._plan)
+
+    def open_modules(self, parts: Iterable[tuple[int | None, str, nn.Module]]) -> None:
+        """Put the hooks in; modules hooked in this window already are passed over."""
         self._compilers.install()
         known = {id(module) for module, _ in self._hooked}
-        for module, hook in hooks:
+        for index, fqn, module in parts:
             if id(module) not in known:
                 known.add(id(module))
-                self._hooked.append((module, hook))
-                self._handles += add_hooks(module, hook)
+                pair = self._pair(index, fqn, module)
+                pair.put_in(module)
+                self._hooked.append((module, pair))
+
+    def _pair(self, index: int | None, fqn: str, module: nn.Module) -> HookPair:
+        pair = self._pairs.get(id(module))
+        if pair is None or pair.module() is not module:
+            pair = self._pairs[id(module)] = HookPair(module, ModuleHook(self._gate, index, fqn))
+            weakref.finalize(module, self._pairs.pop, id(module), None)
+        pair.hook.index, pair.hook.fqn = index, fqn
+        return pair
 
     def hold(self, handles: list[Any]) -> None:
         """Remove these handles with the others."""
@@ -81,24 +102,30 @@ class Window:
         """Take everything back."""
         self._compilers.restore()
         self.patches.restore()
-        for handle in (*self._handles, *self._extra):
+        self._take_out_hooks()
+        for handle in self._extra:
             handle.remove()
-        self._handles, self._extra = [], []
+        self._extra = []
         self._hooked = []
         self.is_open = False
         self._areas = False
         self._gate.thread.area = None
 
-    def _lift(self) -> None:
-        """While a compiler is at work, torch and the modules are as without the tool."""
-        self.patches.lift()
+    def _take_out_hooks(self) -> None:
+        for module, pair in self._hooked:
+            pair.take_out(module)
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
+    def _lift(self) -> None:
+        """While a compiler is at work, torch and the modules are as without the tool."""
+        self.patches.lift()
+        self._take_out_hooks()
+
     def _put_back(self) -> None:
-        for module, hook in self._hooked:
-            self._handles += add_hooks(module, hook)
+        for module, pair in self._hooked:
+            pair.put_in(module)
         if self._areas:
             self._handles += area_hooks(self._gate.thread)
         self.patches.put_back()
@@ -118,11 +145,16 @@ class Window:
             for names, key, original in self._found
             if names.get(key) is original and id(original) in originals
         ]
+        wanted = originals.keys()
         for model in models:
             for part in model.modules():
-                for key, value in vars(part).items():
-                    if id(value) in originals:
-                        found.append((vars(part), key, originals[id(value)]))
+                names = vars(part)
+                if not wanted.isdisjoint(map(id, names.values())):
+                    found += [
+                        (names, key, originals[id(value)])
+                        for key, value in names.items()
+                        if id(value) in originals
+                    ]
         return found
 
     def _scan(self, module: ModuleType, originals: dict[int, Any]) -> None:
@@ -135,6 +167,11 @@ class Window:
         for key, value in list(names.items()):
             if id(value) in originals and (id(names), key) not in known:
                 self._found.append((names, key, value))
+
+
+def _by_original(wrappers: Iterable[tuple[Any, str, Any]]) -> dict[int, Any]:
+    """Wrapper by the id of what it replaces; of two with one original the first."""
+    return {id(w.original): w for _, _, w in reversed(list(wrappers)) if is_wrapper(w)}
 
 
 def _is_user_code(module: Any) -> bool:

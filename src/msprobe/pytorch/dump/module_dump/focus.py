@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from torch import nn
 
 from ..gate import Gate
-from .hooks import ModuleHook, add_hooks
+from .hooks import HookPair, ModuleHook
 
 _logger = logging.getLogger("msprobe")
 
@@ -18,7 +17,7 @@ class Focus:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._handles: list[Any] = []
+        self._pair: HookPair | None = None
 
     def begin(self, module: nn.Module, name: str) -> None:
         """Record only ``module``, as ``Module.<name>.<Class>``; does nothing outside a window."""
@@ -28,7 +27,7 @@ class Focus:
             _logger.warning("module_dump() inside module_dump(): the second call is ignored.")
             return
         self._gate.focus = True
-        self._handles = add_hooks(module, ModuleHook(self._gate, None, name, focused=True))
+        self._pair = HookPair(module, ModuleHook(self._gate, None, name, focused=True))
 
     def end(self, *, forgotten: bool = False) -> None:
         """Record everything again."""
@@ -38,6 +37,7 @@ class Focus:
                 " Call module_dump_end() after it has run."
             )
         self._gate.focus = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        module = None if self._pair is None else self._pair.module()
+        if self._pair is not None and module is not None:
+            self._pair.take_out(module)
+        self._pair = None

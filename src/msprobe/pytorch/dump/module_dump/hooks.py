@@ -87,27 +87,57 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def add_hooks(module: nn.Module, hook: ModuleHook) -> list[Any]:
-    """Register both hooks; the handles that remove them."""
-    return [
-        module.register_forward_pre_hook(Hook(hook.before), with_kwargs=True),
-        module.register_forward_hook(Hook(hook.after), with_kwargs=True, always_call=True),
-    ]
+class HookPair:
+    """Both hooks of one module, which can be taken out and put in again.
+
+    torch's own functions register them once. From then on their ids stay theirs, and putting
+    them in costs a tenth of registering: models have thousands of modules, windows come by the
+    thousand.
+    """
+
+    __slots__ = ("_after", "_before", "hook", "module")
+
+    def __init__(self, module: nn.Module, hook: ModuleHook) -> None:
+        self.module = weakref.ref(module)
+        self.hook = hook
+        before, after = Hook(hook.before), Hook(hook.after)
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+        self._before = handle.id, before
+        handle = module.register_forward_hook(after, with_kwargs=True, always_call=True)
+        self._after = handle.id, after
+
+    def put_in(self, module: nn.Module) -> None:
+        """Put both hooks in, behind those of others."""
+        number, before = self._before
+        module._forward_pre_hooks[number] = before
+        module._forward_pre_hooks_with_kwargs[number] = True
+        number, after = self._after
+        module._forward_hooks[number] = after
+        module._forward_hooks_with_kwargs[number] = True
+        module._forward_hooks_always_called[number] = True
+
+    def take_out(self, module: nn.Module) -> None:
+        """Take both hooks out."""
+        number = self._before[0]
+        module._forward_pre_hooks.pop(number, None)
+        module._forward_pre_hooks_with_kwargs.pop(number, None)
+        number = self._after[0]
+        module._forward_hooks.pop(number, None)
+        module._forward_hooks_with_kwargs.pop(number, None)
+        module._forward_hooks_always_called.pop(number, None)
 
 
-def named_hooks(models: list[nn.Module], listed: bool, gate: Gate) -> Iterator[Any]:
-    """(module, its `ModuleHook`) of every module below the models; the models are not hooked.
+def named_parts(models: list[nn.Module], listed: bool) -> Iterator[tuple[int | None, str, Any]]:
+    """(index, fqn, module) of every module below the models; the models are not recorded.
 
-    Scripted modules take no such hooks.
+    The index is that of the model in its list, None for a single model. Scripted modules take no
+    hooks of this kind and are passed over.
     """
     for number, model in enumerate(models):
         index = number if listed else None
         for fqn, module in model.named_modules():
             if fqn and not isinstance(module, torch.jit.ScriptModule):
-                if gate.run is not None:
-                    runs = type(module).forward is not nn.Module.forward
-                    gate.run.hooked[index, fqn] = runs
-                yield module, ModuleHook(gate, index, fqn)
+                yield index, fqn, module
 
 
 class ParameterGroup:

@@ -1,0 +1,129 @@
+"""The values in a record as dataclasses: tensors, plain arguments."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import reader
+from .errors import UsageError
+
+_NAN_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorValue:
+    """One tensor (or numpy array) of a record, as the file describes it.
+
+    ``place`` tells where it stood: ``input_args.0``, ``output.1.hidden``, ``parameters.weight``.
+    ``dtype`` is as in the file (``torch.float32``; numpy: ``float64``). The statistics are None
+    where none were taken; of a bool tensor ``max`` and ``min`` are any() and all(). ``md5`` holds
+    the checksum of summary_mode md5 or xor. ``data_name`` and ``path`` name the saved file.
+    """
+
+    place: str
+    type: str
+    dtype: str
+    shape: tuple[Any, ...]
+    max: float | int | bool | None = None
+    min: float | int | bool | None = None
+    mean: float | None = None
+    norm: float | None = None
+    requires_grad: bool | None = None
+    md5: Any = None
+    data_name: str | None = None
+    path: Path | None = None
+
+    def load(self) -> Any:
+        """The saved tensor, on the CPU; a numpy array where text was saved (``.npy``).
+
+        UsageError if it was not saved, FileNotFoundError if its file is gone. Runs no code from
+        the file.
+        """
+        if self.path is None:
+            raise UsageError(
+                f'{self.place} was not saved: use "task": "tensor", or name its record in'
+                " 'tensor_list'."
+            )
+        if self.path.suffix == ".npy":
+            return importlib.import_module("numpy").load(self.path, allow_pickle=False)
+        torch: Any = importlib.import_module("torch")  # only now: reading needs none
+        return torch.load(self.path, map_location="cpu", weights_only=True)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no statistic is NaN or infinite (True where none was taken)."""
+        numbers = (self.max, self.min, self.mean, self.norm)
+        return all(number is None or math.isfinite(number) for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainValue:
+    """One argument that is no tensor: ``type`` is its class, ``value`` what the file holds of it.
+
+    Floats are floats, NaN and infinities included; a complex number is a ``complex``. Anything
+    else is as in the file.
+    """
+
+    place: str
+    type: str
+    value: Any
+
+
+def values_of(raw: Any, place: str, folder: Path) -> Any:
+    """``raw``, as in dump.json, with `TensorValue` and `PlainValue` in the places of values.
+
+    ``place`` is where it stands in its record, ``folder`` where tensors are saved.
+    """
+    if reader.is_tensor(raw):
+        return _tensor(raw, place, folder)
+    if isinstance(raw, list):
+        return [values_of(part, _join(place, i), folder) for i, part in enumerate(raw)]
+    if not isinstance(raw, dict):
+        return raw
+    if isinstance(raw.get("type"), str):
+        return _plain(raw, place)
+    return {key: values_of(part, _join(place, key), folder) for key, part in raw.items()}
+
+
+def _join(place: str, key: Any) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _tensor(raw: dict[str, Any], place: str, folder: Path) -> TensorValue:
+    numbers: list[Any] = [raw.get(name) for name in reader.STATISTICS]
+    statistics: Any = [_NAN_WORDS.get(n, n) if isinstance(n, str) else n for n in numbers]
+    high, low, mean, norm = statistics
+    name = raw.get("data_name")
+    # A name from a file that somebody sent must not lead out of the folder.
+    path = folder / Path(name).name if isinstance(name, str) else None
+    shape = tuple(raw["shape"])
+    return TensorValue(
+        place, str(raw.get("type")), raw["dtype"], shape, high, low, mean, norm,
+        requires_grad=raw.get("requires_grad"), md5=raw.get("md5"), data_name=name, path=path,
+    )
+
+
+def _plain(raw: dict[str, Any], place: str) -> PlainValue:
+    kind = raw["type"]
+    rest = {key: value for key, value in raw.items() if key != "type"}
+    value = next(iter(rest.values())) if len(rest) == 1 else rest
+    if isinstance(value, str):
+        if kind.startswith("float"):
+            value = _NAN_WORDS.get(value, value)
+        elif kind == "complex":
+            value = complex(value)
+    return PlainValue(place, kind, value)
+
+
+def tensors_in(content: Any) -> Iterator[TensorValue]:
+    """Every tensor in what `values_of` returned."""
+    if isinstance(content, TensorValue):
+        yield content
+    elif isinstance(content, (dict, list)):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from tensors_in(part)

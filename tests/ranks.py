@@ -1,0 +1,464 @@
+"""Programs of several processes: ``python ranks.py PROGRAM FOLDER RANKS [ARGUMENT]``.
+
+Each rank is a fork in which the function of that name runs; what it returns is saved in
+``FOLDER/seen<rank>.pt``, what it collects goes to ``FOLDER/dump``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn.functional
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from msprobe.pytorch import PrecisionDebugger
+from runner import run_script
+
+RANKS = 2
+
+
+def run_ranks(program: str, folder: Path, ranks: int = RANKS, argument: str = "") -> list[Any]:
+    """Runs a program of this file; what each rank returned."""
+    code, output = run_script(Path(__file__), [program, str(folder), str(ranks), argument])
+    assert code == 0, output
+    return [torch.load(folder / f"seen{rank}.pt") for rank in range(ranks)]
+
+
+def join(rank: int, ranks: int, folder: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+    )
+
+
+def _rank(rank: int, ranks: int, program: str, folder: Path, argument: str) -> None:
+    torch.set_num_threads(1)
+    function = PROGRAMS[program]
+    if program not in WITHOUT_GROUP:
+        join(rank, ranks, folder)
+    seen = function(rank, folder, *([argument] if argument else []))
+    torch.save(seen, folder / f"seen{rank}.pt")
+    PrecisionDebugger._instance = None
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def watcher(folder: Path, **config: Any) -> PrecisionDebugger:
+    return PrecisionDebugger({"dump_path": str(folder / "dump"), **config})
+
+
+# ---- folders ---------------------------------------------------------------------------------
+
+
+def late_group(rank: int, folder: Path) -> Any:
+    """A window before there is a group, one after it, and a step."""
+    debugger = watcher(folder)
+    debugger.start()
+    torch.ones(2).relu()
+    debugger.stop()
+    early = [
+        path.name for path in (folder / "dump/step0").iterdir() if str(os.getpid()) in path.name
+    ]
+    join(rank, RANKS, folder)
+    debugger.start()
+    torch.ones(2).relu()
+    debugger.stop()
+    debugger.step()
+    return early, os.getpid()
+
+
+def group_at_step(rank: int, folder: Path) -> Any:
+    """The group comes after the only window: ``step()`` finds the rank."""
+    debugger = watcher(folder)
+    debugger.start()
+    torch.ones(2).relu()
+    debugger.stop()
+    join(rank, RANKS, folder)
+    debugger.step()
+
+
+def worker_groups(rank: int, folder: Path) -> Any:
+    """Two groups of one process each, as data-parallel servers make: both have rank 0."""
+    join(0, 1, folder / f"group{rank}")
+    debugger = watcher(folder)
+    debugger.start(rank_id=10 + rank)
+    torch.full((2,), float(rank)).relu()
+    debugger.stop()
+    debugger.step()
+
+
+def no_group(rank: int, folder: Path) -> Any:
+    """Processes that know nothing of each other on one dump_path."""
+    debugger = watcher(folder)
+    for step in range(3):
+        debugger.start()
+        torch.full((2,), float(step)).relu()
+        debugger.stop()
+        debugger.step()
+    return os.getpid()
+
+
+def rank_filter(rank: int, folder: Path) -> Any:
+    debugger = watcher(folder, rank=[1])
+    debugger.start()
+    torch.ones(2).relu()
+    debugger.stop()
+    debugger.step()
+
+
+# ---- collectives -----------------------------------------------------------------------------
+
+
+def ours(rank: int, size: int = 4) -> Tensor:
+    return torch.arange(float(size)) + 10 * rank
+
+
+def blanks(count: int = RANKS, size: int = 4) -> list[Tensor]:
+    return [torch.zeros(size) for _ in range(count)]
+
+
+# function → its arguments on a rank; the group has two ranks
+COLLECTIVES: dict[str, Callable[[int], list[Any]]] = {
+    "all_reduce": lambda r: [ours(r)],
+    "broadcast": lambda r: [ours(r), 1],
+    "reduce": lambda r: [ours(r), 0],
+    "all_gather": lambda r: [blanks(), ours(r)],
+    "all_gather_into_tensor": lambda r: [torch.zeros(8), ours(r)],
+    "_all_gather_base": lambda r: [torch.zeros(8), ours(r)],
+    "gather": lambda r: [ours(r), blanks() if r == 0 else None, 0],
+    "scatter": lambda r: [torch.zeros(4), [ours(0), ours(1)] if r == 0 else None, 0],
+    "reduce_scatter": lambda r: [torch.zeros(2), [ours(r, 2), ours(r + 1, 2)]],
+    "reduce_scatter_tensor": lambda r: [torch.zeros(2), ours(r)],
+    "_reduce_scatter_base": lambda r: [torch.zeros(2), ours(r)],
+    "all_to_all": lambda r: [blanks(size=2), [ours(r, 2), ours(r + 1, 2)]],
+    "all_to_all_single": lambda r: [torch.zeros(4), ours(r)],
+}
+
+
+def collectives(rank: int, folder: Path) -> Any:
+    """Each function, at once and asynchronously; the other rank comes late to the latter."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    seen: dict[str, Any] = {}
+    debugger.start()
+    for name, arguments in COLLECTIVES.items():
+        function = getattr(dist, name)
+        at_once = arguments(rank)
+        function(*at_once)
+        later = arguments(rank)
+        if rank == 1:
+            time.sleep(0.02)
+        function(*later, async_op=True).wait()
+        seen[name] = [_tensors(at_once), _tensors(later)]
+    debugger.stop()
+    return seen
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value.clone()]
+    return [t for part in value for t in _tensors(part)] if isinstance(value, list) else []
+
+
+def point_to_point(rank: int, folder: Path) -> Any:
+    """Messages in both directions, first alone and then as a batch; receivers wait."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    other = 1 - rank
+    debugger.start()
+    received = torch.zeros(4)
+    works = [dist.irecv(received, src=other, tag=3)]
+    time.sleep(0.05 * rank)
+    works += [dist.isend(ours(rank), dst=other, tag=3)]
+    results = [work.wait() for work in works]
+    batch = torch.zeros(4)
+    operations = [
+        dist.P2POp(dist.isend, ours(rank), other),
+        dist.P2POp(dist.irecv, batch, other),
+    ]
+    time.sleep(0.05 * rank)
+    results += [work.wait() for work in dist.batch_isend_irecv(operations)]
+    debugger.stop()
+    plain = [dist.isend(ours(rank), dst=other), dist.irecv(torch.zeros(4), src=other)]
+    without = [work.wait() for work in plain]
+    return {"received": received, "batch": batch, "waits": results, "without": without}
+
+
+def nobody_waits(rank: int, folder: Path) -> Any:
+    """One Work that ends by itself, and one that can not end before ``stop()``."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    ends = torch.ones(2) * (rank + 1)
+    work = dist.all_reduce(ends, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    late = torch.zeros(2)
+    unfinished = dist.irecv(late, src=1 - rank)
+    debugger.stop()
+    counts = sys.getrefcount(work), sys.getrefcount(unfinished)
+    sent = dist.isend(torch.full((2,), 5.0), dst=1 - rank)
+    unfinished.wait()
+    sent.wait()
+    return {"late": late, "references": counts}
+
+
+def used_after_polling(rank: int, folder: Path) -> Any:
+    """The result is changed after the program has seen by polling that it is there."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    t = torch.ones(2)
+    work = dist.all_reduce(t, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    t.add_(100)
+    debugger.stop()
+
+
+def coalesced(rank: int, folder: Path) -> Any:
+    """Two reductions in one, at once and asynchronously."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    at_once = [ours(rank), ours(rank, 2)]
+    with dist._coalescing_manager():
+        for t in at_once:
+            dist.all_reduce(t)
+    later = [ours(rank, 3), ours(rank, 1)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for t in later:
+            dist.all_reduce(t)
+    time.sleep(0.02 * rank)
+    manager.wait()
+    seen = [t.clone() for t in (*at_once, *later)]
+    for t in (*at_once, *later):
+        t.zero_()
+    debugger.stop()
+    return seen
+
+
+def functional(rank: int, folder: Path) -> Any:
+    """The collectives that autograd knows, and those of compilers and DTensor."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    x = ours(rank).requires_grad_()
+    y = torch.distributed.nn.functional.all_reduce(x)
+    y.sum().backward()
+    z = funcol.wait_tensor(funcol.all_reduce(ours(rank), "sum", dist.group.WORLD))
+    debugger.stop()
+    return {"y": y.detach(), "x.grad": x.grad, "z": z}
+
+
+def encodings(rank: int, folder: Path) -> Any:
+    """Arguments that only collectives take."""
+    debugger = watcher(folder, level="L1")
+    both = dist.new_group([0, 1])
+    debugger.start()
+    dist.all_reduce(ours(rank), dist.ReduceOp.MAX, group=both)
+    operations = [
+        dist.P2POp(dist.isend, ours(rank), 1 - rank, both, 7),
+        dist.P2POp(dist.irecv, torch.zeros(4), 1 - rank, both, 7),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    debugger.stop()
+
+
+# ---- training --------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.act = nn.GELU()
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x))) + x
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(4, 2))
+
+
+def _ddp(model: nn.Sequential, mesh: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def _fsdp2(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for part in model:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _tensor_parallel(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    for block in list(model)[:2]:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+WRAPPERS = {"ddp": _ddp, "fsdp2": _fsdp2, "tensor_parallel": _tensor_parallel}
+
+
+def local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def sent() -> int:
+    """How many collectives the default group has begun, from Python or from C++."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def train(rank: int, folder: Path, kind: str) -> Any:
+    """The same two steps without and with the tool."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    replica = 0 if kind == "tensor_parallel" else rank
+    debugger = None
+    seen = []
+    for _ in ("without", "with"):
+        model = WRAPPERS[kind](build(), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        begun, values = sent(), []
+        for step in range(2):
+            batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + replica))
+            if debugger is not None:
+                debugger.start(model)
+            loss = model(batch).square().mean()
+            loss.backward()
+            if debugger is not None:
+                debugger.stop()
+                debugger.step()
+            gradients = {name: local(p.grad) for name, p in model.named_parameters()}
+            values.append({"loss": loss.detach(), **gradients})
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = {name: local(p) for name, p in model.named_parameters()}
+        seen.append({"values": values, "weights": weights, "collectives": sent() - begun})
+        debugger = watcher(folder, level="mix", task="tensor")
+    return seen
+
+
+def accumulate_ddp(rank: int, folder: Path) -> Any:
+    """Two micro-batches, of which only the second is reduced."""
+    model = nn.parallel.DistributedDataParallel(build())
+    debugger = watcher(folder, level="L0", task="tensor")
+    debugger.start(model)
+    with model.no_sync():
+        model(torch.full((1, 4), 1.0 + rank)).sum().backward()
+    first = {name: local(p.grad) for name, p in model.named_parameters()}
+    model(torch.full((1, 4), 2.0 + rank)).sum().backward()
+    debugger.stop()
+    return [first, {name: local(p.grad) for name, p in model.named_parameters()}]
+
+
+def pipeline(rank: int, folder: Path, schedule: str) -> Any:
+    """Two stages, four micro-batches, without and with the tool."""
+    from torch.distributed import pipelining
+
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    target = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
+    debugger = None
+    seen = []
+    for _ in ("without", "with"):
+        part = build()[:1] if rank == 0 else build()[1:]
+        stage = pipelining.PipelineStage(
+            part,
+            rank,
+            RANKS,
+            torch.device("cpu"),
+            input_args=torch.zeros(2, 4, requires_grad=rank == 1),
+            output_args=torch.zeros(2, 4 if rank == 0 else 2, requires_grad=True),
+        )
+        run = getattr(pipelining, schedule)(stage, 4, loss_fn=F.mse_loss)
+        begun = sent()
+        if debugger is not None:
+            debugger.start(part)
+        losses: list[Tensor] = []
+        out = run.step(batch) if rank == 0 else run.step(target=target, losses=losses)
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+        values = {name: local(p.grad) for name, p in part.named_parameters()}
+        values |= {f"loss{i}": loss.detach() for i, loss in enumerate(losses)}
+        values |= {} if out is None else {"out": out.detach()}
+        seen.append({"values": values, "collectives": sent() - begun})
+        debugger = watcher(folder, level="mix", task="tensor")
+    return seen
+
+
+# ---- under torchrun --------------------------------------------------------------------------
+
+
+def die_in_the_middle(folder: Path) -> None:
+    """Four ranks train; rank 2 is killed in a forward, so the others wait for it for ever."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    debugger = watcher(folder, level="mix")
+    model = nn.parallel.DistributedDataParallel(build())
+    for step in range(3):
+        debugger.start(model)
+        for part in range(4):
+            total = torch.full((1, 4), 1.0 + rank)
+            dist.all_reduce(total)
+            model(total).sum().backward()
+            if (rank, step, part) == (2, 1, 2):
+                time.sleep(1.2)  # what is older than a second when the process dies is on disk
+                os.kill(os.getpid(), 9)
+        debugger.stop()
+        debugger.step()
+    raise AssertionError("rank 2 was not killed")
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        late_group,
+        group_at_step,
+        worker_groups,
+        no_group,
+        rank_filter,
+        collectives,
+        point_to_point,
+        nobody_waits,
+        used_after_polling,
+        coalesced,
+        functional,
+        encodings,
+        train,
+        accumulate_ddp,
+        pipeline,
+    )
+}
+WITHOUT_GROUP = {"late_group", "group_at_step", "worker_groups", "no_group"}
+
+
+def main() -> None:
+    program, folder, ranks, argument = [*sys.argv[1:], ""][:4]
+    if program == "die_in_the_middle":
+        die_in_the_middle(Path(folder))
+        return
+    arguments = int(ranks), program, Path(folder), argument
+    torch.multiprocessing.start_processes(_rank, arguments, nprocs=int(ranks), start_method="fork")
+
+
+if __name__ == "__main__":
+    main()
