@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -46,11 +45,10 @@ def main() -> None:
     fused_swish(x).sum().backward()
     debugger.stop()
     debugger.step()
-    (path,) = Path(dump_path).glob("step0/*/dump.json")
-    data = json.loads(path.read_text(encoding="utf-8"))["data"]
-    print(f"records: {list(data)}")
+    (rank,) = msprobe.read(dump_path).ranks
+    print(f"records: {rank.names()}")
     assert x.grad is not None
-    recorded = data["MyOps.fused_swish.0.backward"]["output"][0]["Norm"]
+    recorded = rank["MyOps.fused_swish.0.backward"]["output"][0].norm
     print(f"norm of the gradient: {recorded:.6f} recorded, {x.grad.norm().item():.6f} in x.grad")
     debugger.restore_custom_api(sys.modules[__name__], "fused_swish")
 

@@ -9,19 +9,17 @@ DDP has averaged it, so it is the same on both ranks; the gradients of the activ
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -39,20 +37,15 @@ def train(dump_path: str) -> None:
     dist.destroy_process_group()
 
 
-def records(dump_path: str, rank: int) -> dict[str, Any]:
-    path = Path(dump_path, "step0", f"rank{rank}", "dump.json")
-    return dict(json.loads(path.read_text(encoding="utf-8"))["data"])
-
-
 def compare(dump_path: str) -> None:
-    ranks = [records(dump_path, rank) for rank in (0, 1)]
-    print(f"records: {len(ranks[0])} on rank 0, {len(ranks[1])} on rank 1")
+    first, second = msprobe.read(dump_path).step(0)
+    print(f"records: {len(first)} on {first.name}, {len(second)} on {second.name}")
     for name in (
         "Module.module.0.Linear.forward.0",
         "Module.module.2.Linear.backward.0",
         "Module.module.2.Linear.parameters_grad.0",
     ):
-        print(f"{'equal' if ranks[0][name] == ranks[1][name] else 'differs'}: {name}")
+        print(f"{'equal' if first[name].raw == second[name].raw else 'differs'}: {name}")
 
 
 def main() -> None:
@@ -60,8 +53,7 @@ def main() -> None:
     if "RANK" in os.environ:
         train(dump_path)
         return
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    subprocess.run([*launcher, "--nproc_per_node", "2", __file__, dump_path], check=True)
+    torchrun(["--standalone", "--nproc_per_node", "2", __file__, dump_path])
     compare(dump_path)
 
 

@@ -8,16 +8,15 @@ the first record with another checksum in its outputs, and none in its inputs, i
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -34,7 +33,8 @@ class Noisy(nn.Module):
         return torch.add(x, noise, alpha=1e-6)
 
 
-def record(dump_path: Path) -> dict[str, Any]:
+def record(dump_path: Path) -> dict[str, dict[str, str]]:
+    """Record name → place of a tensor in it → checksum."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), Noisy(), nn.Linear(8, 2))
     debugger = PrecisionDebugger(
@@ -45,28 +45,18 @@ def record(dump_path: Path) -> dict[str, Any]:
     debugger.stop()
     debugger.step()
     PrecisionDebugger._instance = None  # the second run begins anew
-    (path,) = dump_path.glob("step0/*/dump.json")
-    return dict(json.loads(path.read_text(encoding="utf-8"))["data"])
-
-
-def checksums(value: Any) -> list[str]:
-    """The ``md5`` of every tensor below a value of dump.json."""
-    if isinstance(value, dict):
-        own = [value["md5"]] if "md5" in value else []
-        return own + [found for part in value.values() for found in checksums(part)]
-    return [found for part in value for found in checksums(part)] if isinstance(value, list) else []
+    (rank,) = msprobe.read(dump_path).ranks
+    return {found.name: {tensor.place: tensor.md5 for tensor in found.tensors} for found in rank}
 
 
 def main() -> None:
     base = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="msprobe-md5-"))
     first, second = record(base / "first"), record(base / "second")
     print(f"the same records in the same order: {list(first) == list(second)}")
-    differing = [name for name in first if checksums(first[name]) != checksums(second[name])]
-    print(f"{len(differing)} of {len(first)} records differ; the first:")
-    name = differing[0]
-    for section in ("input_args", "output"):
-        print(f"  {name} {section}: {checksums(first[name][section])}")
-        print(f"  {'':{len(name)}} {'':{len(section)}}  {checksums(second[name][section])}")
+    differing = [name for name in first if first[name] != second[name]]
+    print(f"{len(differing)} of {len(first)} records differ; the first is {differing[0]}:")
+    for place, checksum in first[differing[0]].items():
+        print(f"  {place}: {checksum} and {second[differing[0]][place]}")
 
 
 if __name__ == "__main__":

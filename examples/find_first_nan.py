@@ -8,16 +8,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.records import Rank
 
 
 class Normalize(nn.Module):
@@ -27,8 +27,8 @@ class Normalize(nn.Module):
         return torch.div(x - x.mean(1, keepdim=True), x.std(1, keepdim=True))
 
 
-def record(task: str, dump_path: Path) -> tuple[Path, dict[str, Any]]:
-    """Run one step under a task; the folder and the records of its dump."""
+def record(task: str, dump_path: Path) -> Rank:
+    """Run one step under a task; its dump."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Normalize(), nn.Linear(4, 1))
     x = torch.randn(3, 4)
@@ -40,22 +40,20 @@ def record(task: str, dump_path: Path) -> tuple[Path, dict[str, Any]]:
     debugger.stop()
     debugger.step()
     PrecisionDebugger._instance = None  # the next task begins anew
-    (path,) = dump_path.glob("step0/*/dump.json")
-    return path.parent, json.loads(path.read_text(encoding="utf-8"))["data"]
+    (rank,) = msprobe.read(dump_path).ranks
+    return rank
 
 
 def main() -> None:
     base = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="msprobe-nan-"))
 
-    _, data = record("nan_check", base / "nan_check")
-    bad = [name for name, entry in data.items() if entry["is_nan"]]
-    print(f"nan_check: {len(bad)} of {len(data)} records bring NaN or infinity; first: {bad[0]}")
+    dump = record("nan_check", base / "nan_check")
+    bad = [found.name for found in dump if found.raw["is_nan"]]
+    print(f"nan_check: {len(bad)} of {len(dump)} records bring NaN or infinity; first: {bad[0]}")
 
-    folder, data = record("overflow_check", base / "overflow_check")
-    name = next(iter(data))
-    files = [entry["data_name"] for entry in data[name]["input_args"]]
-    inputs = [torch.load(folder / "dump_tensor_data" / file, weights_only=True) for file in files]
-    print(f"overflow_check: {name} with {files}")
+    first = next(iter(record("overflow_check", base / "overflow_check")))
+    inputs = [tensor.load() for tensor in first["input_args"]]
+    print(f"overflow_check: {first.name}, called {first.stack[0].split(', ')[2]}")
     print(f"its divisor: {inputs[1].flatten().tolist()}")
     again = torch.div(*inputs)
     print(f"run again: {int(again.isnan().sum())} of {again.numel()} results are NaN")

@@ -7,14 +7,13 @@ Calls of the model are counted from 0 since ``start()``; both ends of the range 
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -54,12 +53,10 @@ def main() -> None:
     debugger.stop()
     debugger.step()
     print(f"tokens {tokens}, the same as without msprobe: {tokens == without}")
-    (path,) = Path(dump_path).glob("step0/*/dump.json")
-    data = json.loads(path.read_text(encoding="utf-8"))["data"]
-    calls = [name for name in data if name.startswith("Module.head")]
-    print(f"recorded calls of the head: {calls}")
-    best = data["Module.head.Linear.forward.0"]["output"][0]["Max"]
-    print(f"largest logit of token 3: {best:.4f}")
+    (rank,) = msprobe.read(dump_path).ranks
+    calls = list(rank.find("Module.head"))
+    print(f"recorded calls of the head: {[record.name for record in calls]}")
+    print(f"largest logits of tokens 3 and 4: {[call['output'][0].max for call in calls]}")
 
 
 if __name__ == "__main__":

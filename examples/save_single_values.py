@@ -7,14 +7,13 @@ No ``start`` and no ``stop``: ``save`` writes what it is given, and the gradient
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+import msprobe
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -33,10 +32,9 @@ def main() -> None:
     q, k, v = torch.randn(3, 2, 5, 4, requires_grad=True).unbind()
     attention(q, k, v).square().mean().backward()
     debugger.step()
-    (path,) = Path(dump_path).glob("step0/*/debug.json")
-    for name, record in json.loads(path.read_text(encoding="utf-8"))["data"].items():
-        tensor = record.get("weights", record)
-        print(f"{name}: shape {tensor['shape']}, Max {tensor['Max']:.4f}, Min {tensor['Min']:.4f}")
+    for record in msprobe.read(dump_path).records():
+        for tensor in record.tensors:
+            print(f"{record.name}: shape {tensor.shape}, {tensor.min:.4f} to {tensor.max:.4f}")
 
 
 if __name__ == "__main__":

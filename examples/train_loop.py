@@ -8,7 +8,6 @@ gradients, one for the gradients of its parameters.
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 
@@ -21,8 +20,6 @@ from msprobe.pytorch import PrecisionDebugger
 
 def main() -> None:
     dump_path = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="msprobe-")
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("msprobe").setLevel(logging.INFO)  # one line for each recorded step
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -30,7 +30,8 @@ RANKS = 2
 
 def run_ranks(program: str, folder: Path, ranks: int = RANKS, argument: str = "") -> list[Any]:
     """Runs a program of this file; what each rank returned."""
-    code, output = run_script(Path(__file__), [program, str(folder), str(ranks), argument])
+    arguments = [program, str(folder), str(ranks), argument]
+    code, output = run_script(Path(__file__), arguments, timeout_s=60)
     assert code == 0, output
     return [torch.load(folder / f"seen{rank}.pt") for rank in range(ranks)]
 
@@ -90,7 +91,9 @@ def group_at_step(rank: int, folder: Path) -> Any:
 
 def worker_groups(rank: int, folder: Path) -> Any:
     """Two groups of one process each, as data-parallel servers make: both have rank 0."""
-    join(0, 1, folder / f"group{rank}")
+    own = folder / f"group{rank}"
+    own.mkdir()
+    join(0, 1, own)
     debugger = watcher(folder)
     debugger.start(rank_id=10 + rank)
     torch.full((2,), float(rank)).relu()
@@ -337,7 +340,7 @@ def train(rank: int, folder: Path, kind: str) -> Any:
     for _ in ("without", "with"):
         model = WRAPPERS[kind](build(), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-        begun, values = sent(), []
+        begun, losses, gradients = sent(), [], []
         for step in range(2):
             batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + replica))
             if debugger is not None:
@@ -347,12 +350,13 @@ def train(rank: int, folder: Path, kind: str) -> Any:
             if debugger is not None:
                 debugger.stop()
                 debugger.step()
-            gradients = {name: local(p.grad) for name, p in model.named_parameters()}
-            values.append({"loss": loss.detach(), **gradients})
+            losses.append(loss.detach())
+            gradients.append({name: local(p.grad) for name, p in model.named_parameters()})
             optimizer.step()
             optimizer.zero_grad()
         weights = {name: local(p) for name, p in model.named_parameters()}
-        seen.append({"values": values, "weights": weights, "collectives": sent() - begun})
+        results = {"losses": losses, "gradients": gradients, "weights": weights}
+        seen.append({**results, "collectives": sent() - begun})
         debugger = watcher(folder, level="mix", task="tensor")
     return seen
 

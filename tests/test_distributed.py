@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from ranks import COLLECTIVES, run_ranks
 from runner import _environment
 
 pytestmark = pytest.mark.distributed
-
-Folders = Any
 
 
 def rank_dump(folder: Path, rank: int, step: int = 0) -> Dump:
@@ -253,7 +250,8 @@ def test_parallel_training_is_bit_equal_and_sends_nothing_more(kind: str, ran: A
     seen, _ = ran("train", kind)
     for without, with_tool in seen:
         assert without["collectives"] == with_tool["collectives"] > 0
-        assert same(with_tool["values"], without["values"])
+        assert same(with_tool["losses"], without["losses"])
+        assert same(with_tool["gradients"], without["gradients"])
         assert same(with_tool["weights"], without["weights"])
 
 
@@ -277,11 +275,10 @@ def test_parameters_grad_is_what_the_optimizer_gets(kind: str, ran: Any) -> None
     """After the all-reduce of DDP, the local shard of the others."""
     seen, folder = ran("train", kind)
     for rank in range(2):
-        for step, expected in enumerate(seen[rank][0]["values"]):
+        for step, expected in enumerate(seen[rank][0]["gradients"]):
             dump = rank_dump(folder, rank, step)
             found = gradients_by_parameter(dump)
-            assert same({name: found[name] for name in expected if name != "loss"},
-                        {name: value for name, value in expected.items() if name != "loss"})  # fmt: skip
+            assert same([found.get(name) for name in expected], list(expected.values()))
 
 
 def gradients_by_parameter(dump: Dump) -> dict[str, Tensor]:
@@ -308,7 +305,9 @@ def test_gradient_of_a_sharded_parameter_tells_its_placement(
     seen, folder = ran("train", kind)
     dump = rank_dump(folder, 0)
     (entry,) = dump.data[f"{weight}.parameters_grad.0"]["weight"]
-    local = seen[0][0]["values"][0][f"{weight.removeprefix('Module.').rpartition('.')[0]}.weight"]
+    local = seen[0][0]["gradients"][0][
+        f"{weight.removeprefix('Module.').rpartition('.')[0]}.weight"
+    ]
     assert entry["type"] == "torch.distributed.tensor.DTensor"
     assert entry["device_mesh"] == [0, 1]
     assert entry["placements"] == [placement]
@@ -335,28 +334,27 @@ def test_pipeline_schedule_gives_each_micro_batch_its_records(schedule: str, ran
         assert same(with_tool["values"], without["values"])
         assert with_tool["collectives"] == without["collectives"]
         dump = rank_dump(folder, rank)
-        name = f"Module.0.{'up.Linear' if rank == 0 else 'Block'}"
+        name = f"Module.{rank}.Block"
         for direction in ("forward", "backward"):
             expected = [f"{name}.{direction}.{i}" for i in range(4)]
             assert sorted(dump.names(f"{name}.{direction}")) == expected
-        last = f"Module.0.up.Linear.parameters_grad.{3}"
-        (found,) = dump.tensors(dump.data[last])["weight"]
+        last = dump.data[f"Module.{rank}.up.Linear.parameters_grad.3"]
+        (found,) = dump.tensors(last)["weight"]
         # The schedule divides what the four passes have accumulated by their number at its end.
-        assert torch.allclose(found / 4, without["values"]["0.up.weight"], rtol=1e-6)
+        assert torch.allclose(found / 4, without["values"][f"{rank}.up.weight"], rtol=1e-6)
 
 
 # ---- a rank that dies ------------------------------------------------------------------------
 
 
 def test_files_of_all_ranks_are_valid_when_one_of_four_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node", "4", ranks.__file__, "die_in_the_middle", str(tmp_path), "4"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = [ranks.__file__, "die_in_the_middle", str(tmp_path), "4"]
+    command = [*torchrun, "--nproc-per-node", "4", *program]
     environment = {**os.environ, **_environment()}
-    begun = time.monotonic()
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert ended.returncode != 0
     assert "Signal 9 (SIGKILL)" in ended.stderr, ended.stderr
-    assert time.monotonic() - begun < 90
     for rank in range(4):
         assert len(rank_dump(tmp_path, rank, 0).names("Distributed.all_reduce")) == 4
         dump = rank_dump(tmp_path, rank, 1)

@@ -11,6 +11,7 @@ import pytest
 
 import msprobe
 from runner import run_script
+from test_imports import GROUPS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(msprobe.__file__).parent
@@ -133,6 +134,15 @@ def test_every_module_has_its_line_in_the_architecture() -> None:
     assert shown - {Path(name).name for name in wanted} == set()
 
 
+def test_import_table_of_the_architecture_is_the_tested_one() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (`.+`) \| (.*?) ?\|$", text, re.MULTILINE)
+    shown = {group: set(filter(None, below.split(", "))) for group, _, below in rows}
+    assert {group: shown.get(group) for group in GROUPS} == {
+        group: set(below.split()) for group, (below, _) in GROUPS.items()
+    }
+
+
 def literal_texts() -> str:
     """All string literals of the package, adjacent ones joined, with format fields as ``*``."""
     joined = []
@@ -152,6 +162,20 @@ def test_messages_in_troubleshooting_stand_in_the_source() -> None:
     messages = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(messages) >= 15
     known = literal_texts()
-    pieces = {m: [p.strip() for p in re.split(r"<[^>]*>", m) if p.strip(" ,.:()")] for m in messages}
-    unknown = {m: [p for p in parts if p not in known] for m, parts in pieces.items()}
-    assert {m: parts for m, parts in unknown.items() if parts} == {}
+    pieces = [
+        piece.strip()
+        for message in messages
+        for piece in re.split(r"<[^>]*>", message)
+        if piece.strip(" ,.:()")
+    ]
+    assert [piece for piece in pieces if piece not in known] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_figures_of_the_readme_stand_in_the_results_of_the_benchmarks(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| (?:measured|测量项) \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M)
+    cells = [[cell.strip() for cell in row.split("|")[2:4]] for row in table.splitlines()]
+    figures = {figure for row in cells for figure in row}
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert figures - set(re.findall(r"\d+(?:\.\d+)?", results)) == set()

@@ -22,9 +22,10 @@ GROUPS: dict[str, tuple[str, str]] = {
     "base": ("", "msprobe msprobe.errors"),
     "leaves": (
         "",
-        "~ ~.callstack ~.describe ~.device ~.filters ~.flusher ~.gate ~.gradients ~.names"
-        " ~.patches ~.quiet ~.api_dump ~.module_dump",
+        "~ ~.callstack ~.describe ~.device ~.filters ~.flusher ~.gate ~.names"
+        " ~.patches ~.quiet ~.unseen ~.api_dump ~.module_dump",
     ),
+    "graph": ("", "~.edges ~.gradients"),
     "configuration": (
         "base",
         "~.config_values ~.config_file ~.config_keys ~.config ~.arguments ~.reload",
@@ -34,31 +35,35 @@ GROUPS: dict[str, tuple[str, str]] = {
         "~.pieces ~.deferred ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks ~.verdicts",
     ),
     "files": ("leaves values", "~.jsonfile ~.writer ~.journal"),
-    "records": ("leaves", "~.call ~.saved"),
-    "run": ("leaves configuration values files records", "~.run"),
-    "recording": ("leaves records run", "~.recording"),
+    "records": ("leaves graph", "~.call ~.saved"),
+    "run": ("leaves graph configuration values files records", "~.run"),
+    "recording": ("leaves graph records run", "~.recording"),
     "interception": (
-        "base leaves configuration records recording",  # the run is reached through the gate
+        "base leaves graph configuration records recording",  # the run is reached through the gate
         "~.api_dump.ops ~.api_dump.areas ~.api_dump.collectives ~.api_dump.wrap ~.api_dump.custom"
         " ~.module_dump.hooks ~.module_dump.focus ~.tokens ~.compilers ~.window",
     ),
     "session": (
-        "base leaves configuration values files records run recording interception",
+        "base leaves graph configuration values files records run recording interception",
         "~.session",
     ),
     "randomness": (
         "base leaves interception",
         "msprobe.pytorch.random_calls msprobe.pytorch.seed msprobe.pytorch.random_save",
     ),
+    "selfcheck": ("leaves values session", "msprobe.pytorch.fingerprint msprobe.pytorch.marks"),
     "facade": (
-        "base configuration records session randomness",
-        "msprobe.pytorch.debugger.service msprobe.pytorch.debugger.precision_debugger"
+        "base configuration records session randomness selfcheck",
+        "msprobe.pytorch.logs msprobe.pytorch.debugger.service"
+        " msprobe.pytorch.debugger.precision_debugger"
         " msprobe.pytorch.debugger msprobe.pytorch.common.utils msprobe.pytorch.common"
         " msprobe.pytorch",
     ),
     "command line": (
         "base",
-        "msprobe.text msprobe.reader msprobe.summary msprobe.show msprobe.cli msprobe.__main__",
+        "msprobe.text msprobe.reader msprobe.values msprobe.records msprobe.summary msprobe.show"
+        " msprobe.pager msprobe.strict msprobe.schema msprobe.check msprobe.missed msprobe.scripts"
+        " msprobe.selfcheck msprobe.cli msprobe.__main__",
     ),
 }
 

@@ -5,32 +5,23 @@ A whole file is in memory while it is checked: about ten times its size.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import reader, schema
 from .reader import RankFolder
+from .strict import Finding, load
 from .text import Paint, count, first
 
 _CALL = re.compile(r"(Module\..*)\.forward\.(\d+)|(.*)\.(\d+)\.(?:forward|debug)")
 _PARTIAL_TASKS = ("overflow_check", "acc_check")  # record only some calls, whatever was asked
 _TENSORS = "dump_tensor_data"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong: in which file, at which record and place (empty: the file)."""
-
-    file: str
-    where: str
-    problem: str
+_TREE = "construct.json"
+_STACK = "stack.json"
 
 
 def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]:
@@ -41,10 +32,10 @@ def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]
     """
     findings: list[Finding] = []
     file = reader.data_file(folder.path).name
-    whole = _load(folder.path / file, findings)
-    coverage = _load(folder.path / "coverage.json", findings)
-    stacks = _load(folder.path / "stack.json", findings)
-    parents = _load(folder.path / "construct.json", findings)
+    whole = load(folder.path / file, findings)
+    coverage = load(folder.path / "coverage.json", findings)
+    stacks = load(folder.path / _STACK, findings)
+    parents = load(folder.path / _TREE, findings)
     if whole is None:
         return findings
     findings += [Finding(file, *found) for found in schema.check_header(whole)]
@@ -63,50 +54,6 @@ def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]
     if stacks is not None:
         findings += _stacks(stacks, records)
     return findings
-
-
-def _load(path: Path, findings: list[Finding]) -> Any:
-    """The content of a JSON file, None if there is none; what is wrong with it as findings."""
-    if not path.is_file():
-        return None
-    twice: list[str] = []
-    bare: list[str] = []
-
-    def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(members)
-        if len(made) != len(members):
-            names = [name for name, _ in members]
-            twice.extend(name for name in made if names.count(name) > 1)
-        return made
-
-    def constant(word: str) -> float:
-        bare.append(word)
-        return float(word)
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-    except (ValueError, OSError, RecursionError) as err:
-        findings.append(Finding(path.name, "", f"cannot be read: {err}"))
-        return None
-    findings += [Finding(path.name, name, "the name stands twice") for name in twice]
-    if bare:
-        where = _first_non_finite(content)
-        many = f"{len(bare)} times" if len(bare) > 1 else "once"
-        problem = f"not strict JSON: {bare[0]} without quotes ({many} in the file)"
-        findings.append(Finding(path.name, where, problem))
-    return content
-
-
-def _first_non_finite(value: Any) -> str:
-    """Where the first NaN or infinite float stands, with dots; empty if there is none."""
-    if isinstance(value, (dict, list)):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(part, float) and not math.isfinite(part):
-                return str(key)
-            if below := _first_non_finite(part):
-                return f"{key}.{below}".removeprefix("data.")
-    return ""
 
 
 def _at(record: str, place: str) -> str:
@@ -183,40 +130,46 @@ def _gaps(file: str, names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _tree(parents: Any, records: dict[str, Any], *, all_recorded: bool) -> Iterator[Finding]:
-    file = "construct.json"
     if not isinstance(parents, dict):
-        yield Finding(file, "", "expected an object of record name and parent")
+        yield Finding(_TREE, "", "expected an object of record name and parent")
         return
-    above: dict[str, Any] = {}
-    for name, parent in parents.items():
-        above[name] = parent[0] if isinstance(parent, list) and parent else parent
-        if above[name] is not None and not isinstance(above[name], str):
-            yield Finding(file, name, "the parent is neither a name nor null")
-        elif above[name] is not None and above[name] not in parents.keys() | records.keys():
-            yield Finding(file, name, f"its parent {above[name]} is not in the dump")
+    # Under Megatron the original writes [parent, number of the micro step].
+    above = {n: p[0] if isinstance(p, list) and p else p for n, p in parents.items()}
+    known = above.keys() | records.keys()
+    for name, parent in above.items():
+        if parent is not None and not isinstance(parent, str):
+            if name != "megatron_micro_step_number":
+                yield Finding(_TREE, name, "the parent is neither a name nor null")
+        elif parent is not None and parent not in known:
+            yield Finding(_TREE, name, f"its parent {parent} is not in the dump")
     yield from _circles(above)
-    if not above:  # level L1 has no tree
-        return
-    yield from _gaps(file, above)
-    for name in records:
-        if reader.kind_of(name)[1] in ("forward", "backward") and name not in above:
-            yield Finding(file, name, "the record is in dump.json and not here")
-    if all_recorded:
-        for name in above:
-            if reader.kind_of(name)[1] and name not in records:
-                yield Finding("dump.json", name, "the call is in construct.json and not here")
+    yield from _gaps(_TREE, above)
+    if above:  # level L1 has no tree
+        yield from _compare(above, records, all_recorded)
+
+
+def _compare(above: dict[str, Any], records: dict[str, Any], both: bool) -> Iterator[Finding]:
+    """Calls that only one of the two files has; ``both``: nothing was left out of dump.json."""
+    backward = [name for name in records if reader.kind_of(name)[1] == "backward"]
+    for name in (*_returned(records), *backward):
+        if name not in above:
+            yield Finding(_TREE, name, "the record is in dump.json and not here")
+    for name in above if both else ():
+        if reader.kind_of(name)[1] and name not in records:
+            yield Finding("dump.json", name, "the call is in construct.json and not here")
 
 
 def _circles(above: dict[str, Any]) -> Iterator[Finding]:
     """Records that are their own ancestors, one finding per circle."""
-    settled: set[Any] = {None}
-    for name in above:
-        trail: dict[Any, None] = {}
-        while name not in settled and name not in trail and name in above:
+    settled: set[str] = set()
+    for start in above:
+        name: Any = start
+        trail: dict[str, None] = {}
+        while isinstance(name, str) and name in above and name not in settled and name not in trail:
             trail[name] = None
-            name = above[name] if isinstance(above[name], str) else None
-        if name in trail:
-            yield Finding("construct.json", name, "the record is its own ancestor")
+            name = above[name]
+        if isinstance(name, str) and name in trail:
+            yield Finding(_TREE, name, "the record is its own ancestor")
         settled.update(trail)
 
 
@@ -224,26 +177,32 @@ def _circles(above: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _stacks(stacks: Any, records: dict[str, Any]) -> Iterator[Finding]:
-    file = "stack.json"
     if not isinstance(stacks, dict):
-        yield Finding(file, "", "expected an object of numbered entries")
+        yield Finding(_STACK, "", "expected an object of numbered entries")
         return
     named: set[str] = set()
     for key, entry in stacks.items():
         if not _is_stack(entry):
-            yield Finding(file, key, "expected [[record names], [frames]]")
+            yield Finding(_STACK, key, "expected [[record names], [frames]]")
             continue
         for name in entry[0]:
             if name in named:
-                yield Finding(file, key, f"{name} has a stack already")
+                yield Finding(_STACK, key, f"{name} has a stack already")
             named.add(name)
-    returned = any("output" in record for record in records.values() if isinstance(record, dict))
-    for name, record in records.items():
-        if reader.kind_of(name)[1] != "forward" or name in named:
-            continue
-        # A call that was running when the process was killed has no stack yet.
-        if not (returned and isinstance(record, dict) and "output" not in record):
-            yield Finding(file, name, "the record has no stack")
+    for name in _returned(records):
+        if name not in named:
+            yield Finding(_STACK, name, "the record has no stack")
+
+
+def _returned(records: dict[str, Any]) -> list[str]:
+    """The forward records of calls that have returned.
+
+    One that was running when the process was killed has no output, no stack and no parent yet.
+    With data_mode ["input"] no record has an output: then all are meant.
+    """
+    calls = {n: r for n, r in records.items() if reader.kind_of(n)[1] == "forward"}
+    with_output = [n for n, r in calls.items() if isinstance(r, dict) and "output" in r]
+    return with_output or list(calls)
 
 
 def _is_stack(entry: Any) -> bool:

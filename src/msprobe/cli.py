@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import __version__, check, pager, reader, selfcheck, show, text
+from . import __version__, check, pager, reader, scripts, selfcheck, show, text
 from .errors import UsageError
 from .reader import RankFolder
 
@@ -37,8 +37,8 @@ run from 0 without a gap, unless a filter (list, scope, risk_level, ...) was set
 
 exit codes: 0 nothing wrong, 1 findings, 2 the path holds no dump or the arguments are wrong
 """
-_SELFCHECK = """The script runs three times as it is: twice with MSPROBE_OFF=1, in which the debugger does
-nothing, and once with collection, into a folder of its own. Each run ends after N calls of
+_SELFCHECK = """The script runs three times as it is: twice with MSPROBE_OFF=1, where the debugger
+does nothing, and once with collection, into a folder of its own. Each run ends after N calls of
 PrecisionDebugger.step(). Compared bit by bit: what backward() was called on, all gradients, all
 parameters, the states of the random number generators.
 
@@ -48,8 +48,8 @@ parameters, the states of the random number generators.
 exit codes: 0 equal, 1 collecting changed something, 2 it could not run, nothing was collected, or
 the script differs by itself from run to run
 """
-_COVERAGE = """The script runs until its first PrecisionDebugger.step() with MSPROBE_COVERAGE=1: all calls of
-torch functions on tensors are counted that no recorded call covers. The result stands in
+_COVERAGE = """The script runs until its first PrecisionDebugger.step() with MSPROBE_COVERAGE=1: all
+calls of torch functions on tensors are counted that no recorded call covers. The result stands in
 coverage.json too, as "torch_calls_not_recorded".
 
 exit codes: 0 shown, 2 it could not run
@@ -144,7 +144,8 @@ def _check(arguments: argparse.Namespace) -> int:
     folders = _select(reader.find_ranks(arguments.dir), arguments.step, arguments.rank)
     found = {f.title: check.check_folder(f, filtered=arguments.filtered) for f in folders}
     if arguments.json:
-        print(json.dumps({title: list(map(asdict, some)) for title, some in found.items()}, indent=1))
+        plain = {title: list(map(asdict, some)) for title, some in found.items()}
+        print(json.dumps(plain, indent=1))
     else:
         pager.show(check.describe(found, arguments.limit, text.painter(_has_colour())))
     return FINDINGS if any(found.values()) else 0
@@ -158,13 +159,13 @@ def _coverage(arguments: argparse.Namespace) -> int:
     return _run_script(selfcheck.coverage, arguments)
 
 
-def _run_script(run: Callable[[selfcheck.Plan], selfcheck.Report], arguments: Any) -> int:
+def _run_script(run: Callable[[scripts.Plan], selfcheck.Report], arguments: Any) -> int:
     if not arguments.module and not Path(arguments.script).is_file():
         raise UsageError(f"{arguments.script} is not there.")
     start = ["-m"] if arguments.module else []
     command = [sys.executable, *start, arguments.script, *arguments.args]
-    plan = selfcheck.Plan(command, arguments.steps, arguments.timeout, arguments.keep)
-    report = run(plan)
+    plan = scripts.Plan(command, arguments.steps, arguments.timeout, arguments.keep)
+    report: selfcheck.Report = run(plan)
     if arguments.json:
         print(json.dumps(show.strict(report.facts), indent=1))
     else:

@@ -114,7 +114,7 @@ def check_entry(entry: Any, place: str) -> Iterator[Problem]:
     elif isinstance(entry, dict):
         yield from _check_object(entry, place)
     elif entry is not None:
-        yield place, f"a bare {_kind(entry)}; expected an object with a type"
+        yield place, f"{_kind(entry)} by itself; expected an object with a type"
 
 
 def _check_object(entry: dict[str, Any], place: str) -> Iterator[Problem]:

@@ -83,14 +83,19 @@ def _add_files(summary: Summary) -> None:
 
 def count_problems(log: str) -> int:
     """Count the lines of dump_error_info.log that name a problem, without the tracebacks below."""
-    problems, in_traceback = 0, False
+    return len(list(problem_lines(log)))
+
+
+def problem_lines(log: str) -> Iterator[str]:
+    """Yield the lines of dump_error_info.log that name a problem."""
+    in_traceback = False
     for line in filter(None, log.splitlines()):
         if line.startswith("Traceback"):
             in_traceback = True
         elif not line[0].isspace():
-            problems += not in_traceback
+            if not in_traceback:
+                yield line
             in_traceback = False  # this line names the exception and ends the traceback
-    return problems
 
 
 def _add_records(summary: Summary, records: Iterable[tuple[str, Any]]) -> None:

@@ -10,9 +10,11 @@ from torch import nn
 
 from msprobe.errors import UsageError
 
+from .. import marks
 from ..dump.config import DumpConfig, check_dump_path, load_config
 from ..dump.saved import check_saved
 from ..dump.session import Session
+from ..logs import show_messages
 from .service import ConfigView, Service
 
 _session: Session | None = None
@@ -84,7 +86,9 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         model: Any = None,
     ) -> None:
         global _session
+        show_messages()
         self._arguments = (config_path, task, dump_path, level, step)
+        dump_path = marks.dump_path(dump_path)
 
         def load() -> DumpConfig:
             return load_config(config_path, task=task, dump_path=dump_path, level=level, step=step)
@@ -123,7 +127,9 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         Raises:
             UsageError: an argument is wrong, or the debugger has not been constructed.
         """
-        _current("start").start(
+        session = _current("start")
+        marks.before_start(session, model)
+        session.start(
             model, token_range=token_range, rank_id=rank_id, scheduled_tokens=scheduled_tokens
         )
 
@@ -133,7 +139,9 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
 
         Gradients of recorded calls are still recorded when their backward runs later.
         """
-        _current("stop").stop()
+        session = _current("stop")
+        session.stop()
+        marks.after_stop(session)
 
     @staticmethod
     def step(dump: bool = True, **_: Any) -> None:
@@ -142,6 +150,7 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         ``dump=False`` discards what the step has recorded (warm-up and dummy runs).
         """
         _current("step").step(dump)
+        marks.after_step()
 
     @staticmethod
     def set_init_step(step: int) -> None:

@@ -180,6 +180,14 @@ DEFAULTS = DumpConfig()
 TOP_KEYS = {key.name: name for name, key in KEYS.items() if not key.tasks}
 SECTION_KEYS = {key.name: name for name, key in KEYS.items() if key.tasks}
 
+_FILTERS = ("names", "scope", "data_mode", "risk_level", "white_list", "black_list")
+
+
+def filters_in(config: DumpConfig) -> list[str]:
+    """Keys of the configuration that leave calls of a recorded step out of dump.json."""
+    changed = [n for n in _FILTERS if getattr(config, n) != getattr(DEFAULTS, n)]
+    return [KEYS[name].name for name in changed]
+
 
 def reference_table() -> str:
     """The two Markdown tables of docs/config.md: top-level keys, keys of the task section."""

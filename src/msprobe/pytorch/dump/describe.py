@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 _parameter = torch.nn.Parameter
 _MAX_DEPTH = 100  # below Python's own recursion limit with the frames of a deep model on the stack
+_MAX_PARTS = 100_000  # of one argument: objects that refer to each other have endless paths
 
 
 class Entry(dict[str, Any]):
@@ -36,15 +38,16 @@ class TensorEntry(Entry):
 
 
 OnTensor = Callable[[Any, str], Any]  # (tensor or array, path) → entry
-Describer = Callable[[Any, str, OnTensor, tuple[int, ...]], Any]
+Trail = tuple[Any, ...]  # how many parts there are so far, as a list of one; ids of what is around
+Describer = Callable[[Any, str, OnTensor, Trail], Any]
 
 
-def describe(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...] = ()) -> Any:
+def describe(value: Any, path: str, on_tensor: OnTensor, trail: Trail = ()) -> Any:
     """Entry of ``value``: a list for a list or tuple, an object for a mapping, else a leaf.
 
     ``path`` names the value (``Functional.relu.0.forward.input.0``); ``on_tensor`` is called for
     each tensor with the tensor and its path and returns its entry. A container that holds itself
-    is cut where it repeats.
+    is cut where it repeats. One whose own methods raise is a leaf without a value.
     """
     kind = type(value)
     describer = _DESCRIBERS.get(kind)
@@ -142,53 +145,81 @@ def _scalar(value: Any, *_: Any) -> Entry:
     return Entry(type=type(value).__name__, value=value)
 
 
-def _sequence(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
-    if id(value) in trail or len(trail) >= _MAX_DEPTH:
+def _sequence(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
+    parts = value if type(value) in (list, tuple) else _asked(list, value)
+    inside = _inside(value, parts, trail)
+    if inside is None:
         return _unknown(value)
-    trail = (*trail, id(value))
-    return [describe(v, f"{path}.{i}", on_tensor, trail) for i, v in enumerate(value)]
+    return [describe(v, f"{path}.{i}", on_tensor, inside) for i, v in enumerate(parts)]
+
+
+def _asked(question: Callable[[Any], Any], value: Any) -> Any:
+    """What the user's own methods answer; None if they raise."""
+    try:
+        return question(value)
+    except Exception:
+        return None
+
+
+def _inside(value: Any, parts: Any, trail: Trail) -> Trail | None:
+    """The trail for the parts of a container; None if it is not to be entered."""
+    if parts is None or id(value) in trail or len(trail) > _MAX_DEPTH:
+        return None
+    trail = trail or ([0],)
+    trail[0][0] += len(parts)
+    return (*trail, id(value)) if trail[0][0] <= _MAX_PARTS else None
 
 
 def _items(
-    items: Iterable[tuple[Any, Any]],
+    items: Sequence[tuple[Any, Any]] | None,
     owner: Any,
     path: str,
     on_tensor: OnTensor,
-    trail: tuple[int, ...],
+    trail: Trail,
 ) -> Any:
-    if id(owner) in trail or len(trail) >= _MAX_DEPTH:
+    inside = _inside(owner, items, trail)
+    if inside is None or items is None:
         return _unknown(owner)
-    trail = (*trail, id(owner))
-    return {
-        key if type(key) is str else str(key): describe(v, f"{path}.{key}", on_tensor, trail)
-        for key, v in items
-    }
+    entries: dict[str, Any] = {}
+    for key, value in items:
+        text = key if type(key) is str else _key_text(key)
+        while text in entries:  # 1 and "1"
+            text = f"{text} ({type(key).__name__})"
+        entries[text] = describe(value, f"{path}.{text}", on_tensor, inside)
+    return entries
 
 
-def _mapping(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
-    return _items(list(value.items()), value, path, on_tensor, trail)
+def _key_text(key: Any) -> str:
+    text = str.__str__(key) if isinstance(key, str) else _asked(str, key)
+    return type(key).__name__ if text is None else text
 
 
-def _named_tuple(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
-    return _items(zip(value._fields, value, strict=True), value, path, on_tensor, trail)
+def _mapping(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
+    return _items(_asked(lambda v: list(v.items()), value), value, path, on_tensor, trail)
 
 
-def _structseq(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
-    # torch.return_types.* name their fields in __match_args__, not in _fields.
-    items = zip(type(value).__match_args__, value, strict=False)
+def _named_tuple(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
+    items = _asked(lambda v: list(zip(v._fields, v, strict=True)), value)
     return _items(items, value, path, on_tensor, trail)
 
 
-def _dataclass(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+def _structseq(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
+    # torch.return_types.* name their fields in __match_args__, not in _fields.
+    items = list(zip(type(value).__match_args__, value, strict=False))
+    return _items(items, value, path, on_tensor, trail)
+
+
+def _dataclass(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
     names = [f.name for f in dataclasses.fields(value)]
-    return _items(((n, getattr(value, n, None)) for n in names), value, path, on_tensor, trail)
+    items = [(n, _asked(operator.attrgetter(n), value)) for n in names]
+    return _items(items, value, path, on_tensor, trail)
 
 
-def _tensor(value: Any, path: str, on_tensor: OnTensor, _: tuple[int, ...]) -> Any:
+def _tensor(value: Any, path: str, on_tensor: OnTensor, _: Trail) -> Any:
     return on_tensor(value, path)
 
 
-def _array(value: Any, path: str, on_tensor: OnTensor, _: tuple[int, ...]) -> Any:
+def _array(value: Any, path: str, on_tensor: OnTensor, _: Trail) -> Any:
     return on_tensor(value, path)
 
 
@@ -198,12 +229,12 @@ def _slice(value: slice, *_: Any) -> Entry:
 
 
 def _bound(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or type(value) in (bool, int, float, str):
         return value
     # A 0-dim tensor is read only where that does not wait for a device.
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0:
         return value.item()
-    return str(value)
+    return _key_text(value)
 
 
 def _numpy_scalar(value: Any, *_: Any) -> Entry:
@@ -213,7 +244,7 @@ def _numpy_scalar(value: Any, *_: Any) -> Entry:
     name = "bool" if isinstance(value, np.bool_) else type(value).__name__
     if isinstance(plain, (bool, int, float, str)):
         return Entry(type=name, value=plain)
-    return Entry(type=name, value=str(value))
+    return Entry(type=name, value=_key_text(value))
 
 
 def _unknown(value: Any, *_: Any) -> Entry:
@@ -238,7 +269,7 @@ def _reduce_op(value: Any, *_: Any) -> Entry:
     return Entry(type="torch.distributed.ReduceOp", value=str(getattr(value, "op", value)))
 
 
-def _p2p_op(value: Any, path: str, on_tensor: OnTensor, trail: tuple[int, ...]) -> Any:
+def _p2p_op(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
     group = _process_group(value.group) if value.group is not None else {"group_id": None}
     return {
         "class_type": "torch.distributed.P2POp",
@@ -286,22 +317,27 @@ def _below(base: type) -> Callable[[type], bool]:
     return lambda kind: issubclass(kind, base)
 
 
+def _of_torch(*names: str) -> Callable[[type], bool]:
+    """Classes of torch.distributed by how their names begin: it may not be built in."""
+    return lambda kind: kind.__name__.startswith(names) and kind.__module__.startswith("torch")
+
+
 _BY_BASE: list[tuple[Callable[[type], bool], Describer]] = [
     (_below(torch.Tensor), _tensor),
     (_below(np.ndarray), _array),
     (_below(np.generic), _numpy_scalar),
-    (_below(enum.IntEnum), lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
-    (_below(enum.Enum), _unknown),
-    (_below(int), lambda v, *_: Entry(type=type(v).__name__, value=int(v))),
-    (_below(float), lambda v, *_: Entry(type=type(v).__name__, value=float(v))),
-    (_below(str), lambda v, *_: Entry(type=type(v).__name__, value=str(v))),
+    (lambda kind: issubclass(kind, enum.Enum) and not issubclass(kind, enum.IntEnum), _unknown),
+    # Methods of the base: those of the subclass are the user's and may do anything.
+    (_below(int), lambda v, *_: Entry(type=type(v).__name__, value=int.__pos__(v))),
+    (_below(float), lambda v, *_: Entry(type=type(v).__name__, value=float.__pos__(v))),
+    (_below(str), lambda v, *_: Entry(type=type(v).__name__, value=str.__str__(v))),
     (_below(list), _sequence),
     (_below(Mapping), _mapping),
     (lambda kind: hasattr(kind, "n_sequence_fields"), _structseq),
     (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _named_tuple),
     (_below(tuple), _sequence),
     (dataclasses.is_dataclass, _dataclass),
-    (lambda kind: kind.__name__ == "P2POp", _p2p_op),
-    (lambda kind: kind.__name__ in ("RedOpType", "ReduceOp"), _reduce_op),
-    (lambda kind: kind.__name__.startswith("ProcessGroup"), _process_group),
+    (_of_torch("P2POp"), _p2p_op),
+    (_of_torch("RedOpType", "ReduceOp"), _reduce_op),
+    (_of_torch("ProcessGroup"), _process_group),
 ]

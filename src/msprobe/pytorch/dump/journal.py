@@ -10,6 +10,9 @@ from typing import Any
 from . import callstack, jsonfile, stats
 from .writer import Writer
 
+_RAISED = "it raised an exception, or the window closed before it returned"
+_NOT_RETURNED = "it had not returned when the step ended"
+
 
 class Journal:
     """Queues between the threads that record and whoever flushes.
@@ -23,6 +26,7 @@ class Journal:
         self.records = 0
         self.running: dict[str, Any] = {}  # name → Call: begun, not returned
         self.drafts: dict[str, Any] = {}  # records that may still change: gradients of save()
+        self.incomplete: dict[str, str] = {}  # record of a call without a result → why
         self._wake = wake
         self._idle = True  # nothing has come since the last flush began
         # Key of the caller's stack; None where stack.json is not written.
@@ -96,6 +100,7 @@ class Journal:
                 if not call.failed:
                     break  # failed calls keep their place behind the call they ran in
                 self.running.pop(name, None)
+                self.incomplete.setdefault(name, _RAISED)
                 if call.record:
                     records.append((name, call.record))
             ended = {name for name, _ in records}
@@ -129,11 +134,14 @@ class Journal:
 
     def close(self, coverage: Mapping[str, Any]) -> None:
         """Write everything and close the files; what still arrives opens them again."""
-        for call in list(self.running.values()):
+        for name, call in list(self.running.items()):
+            if not call.failed:
+                self.incomplete[name] = _NOT_RETURNED
             call.failed = True
         self.flush(compact=True)  # drafts stay drafts: their gradients may come later
         with self._lock:
-            self.writer.write_json("coverage.json", coverage)
+            notes = {**coverage, "records_incomplete": self.incomplete}
+            self.writer.write_json("coverage.json", notes)
             self.writer.close()
 
     def discard(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import gradients
+from . import edges, gradients
 from .call import Call
 from .describe import Entry, OnTensor, describe, describe_kwargs, describe_output, places
 from .run import StepRun
@@ -44,7 +44,7 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if call.wanted and run.takes_forward:
         _begun(call, listed, named)
     if run.listens and _grad_enabled() and not (spec is not None and spec.writes_arguments):
-        call.seen = gradients.Watch(found, run.thread.autocast)
+        call.seen = edges.Watch(found, run.thread.autocast)
 
 
 def _arguments(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import gradients
+from . import edges, gradients
 from .describe import TensorEntry, describe, fill, places
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def save(run: StepRun, variable: Any, name: str, save_backward: bool) -> None:
         listener = SavedGradients(run, f"{name}_grad.{count}.debug", entries)
         listener.write()
         if torch.is_grad_enabled():
-            watch = gradients.Watch((), False)
+            watch = edges.Watch((), False)
             # A leaf's accumulator lives only as long as somebody holds it.
             leaves = [t for t in found if t.requires_grad and t.grad_fn is None]
-            run.kept_nodes += [gradients.accumulator(t) for t in leaves]
+            run.kept_nodes += [edges.accumulator(t) for t in leaves]
             gradients.attach(watch, found, run.passes, listener)

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from . import device, gradients
+from . import device, gradients, unseen
 from .api_dump import ops, wrap
 from .api_dump.collectives import Works, work_patch
 from .api_dump.custom import CustomApis, triton_patch
 from .arguments import check_models, check_rank_id, check_token_range
 from .config import DumpConfig, Level
+from .config_keys import filters_in
 from .flusher import Flusher
 from .gate import Gate
 from .module_dump.focus import Focus
@@ -60,13 +61,16 @@ class Session:
         self.works = Works()
         self.custom = CustomApis(self.gate, config.custom_op_namespaces)
         self.missing_apis: list[str] = []
+        recorded = config.level in (Level.L1, Level.MIX) and not off
+        self._unseen = unseen.Counting(self.gate) if recorded and unseen.wanted() else None
         self._file = ConfigFile(config, load)
         self._passes = gradients.Passes()
         self._flusher = Flusher()
         self._wrappers: list[tuple[Any, str, Any]] = []
         self.focus = Focus(self.gate)
         self._said: set[str] = set()
-        if config.level in (Level.L1, Level.MIX) and not off:
+        self._warned: set[str] = set()
+        if recorded:
             self._builtin_wrappers()
         atexit.register(self.close)
         _forget_in_children(self)
@@ -98,6 +102,13 @@ class Session:
         if run is None:
             return
         run.use_slices(rows or ())
+        if rank in (None, 0):
+            config = self.config
+            self._say_once(
+                f"recording level {config.level}, task {config.task}, to {run.writer.folder}",
+                logging.INFO,
+                key="recording",
+            )
         self.gate.run = run
         self.gate.open = True
         self._install(models, listed)
@@ -116,9 +127,13 @@ class Session:
                 self.run.may_run(parts)
             self.window.open_modules(parts)
         self.window.is_open = True
+        if self._unseen is not None:
+            self._unseen.enter()
 
     def stop(self) -> None:
         """Close the window and write what it has collected."""
+        if self._unseen is not None:
+            self._unseen.leave()
         if self.window.is_open:
             self.gate.open = False
             self.focus.end(forgotten=True)
@@ -256,6 +271,7 @@ class Session:
             {"task": config.task, "level": config.level.value, "framework": "pytorch"},
             keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
             extra=config.extra_info,
+            warned=self._warned,
         )
         run = StepRun(config, writer, self.gate.thread, self._passes, self._flusher.wake)
         run.rank = rank
@@ -309,10 +325,24 @@ class Session:
         rank = device.current_rank()
         if rank is not None:
             self._move(run, rank)
-        run.guard("step", run.close, {"apis_not_in_this_torch": self.missing_apis})
+        run.guard("step", run.close, self._notes())
         if run.rank in (None, 0):
             where = os.path.dirname(run.writer.folder)
-            _logger.info("dump.json is at %s (%d records)", where, run.journal.records)
+            size_mb = run.writer.size_bytes() / 1e6
+            _logger.info(
+                "dump.json is at %s (%d records, %.1f MB)", where, run.journal.records, size_mb
+            )
+
+    def _notes(self) -> dict[str, Any]:
+        """Entries of coverage.json that belong to the session."""
+        notes: dict[str, Any] = {
+            "filters": filters_in(self.config),
+            "apis_not_in_this_torch": self.missing_apis,
+        }
+        if self._unseen is not None:  # the first step that is written has been listened to
+            notes["torch_calls_not_recorded"] = self._unseen.found()
+            self._unseen = None
+        return notes
 
     def _builtin_wrappers(self) -> list[tuple[Any, str, Any]]:
         if not self._wrappers:
@@ -321,10 +351,10 @@ class Session:
             self._wrappers = [*self._wrappers, *work_patch(self.works)]
         return self._wrappers
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            _logger.warning("%s", text)
+    def _say_once(self, text: str, level: int = logging.WARNING, key: str = "") -> None:
+        if (key or text) not in self._said:
+            self._said.add(key or text)
+            _logger.log(level, "%s", text)
 
 
 def _forget_in_children(session: Session) -> None:

@@ -30,11 +30,17 @@ class Writer:
     """Writes below ``folder``. Not thread-safe: its `StepRun` holds a lock around each call."""
 
     def __init__(
-        self, folder: str, header: Mapping[str, Any], *, keeps_tensors: bool, extra: bool
+        self,
+        folder: str,
+        header: Mapping[str, Any],
+        *,
+        keeps_tensors: bool,
+        extra: bool,
+        warned: set[str],
     ) -> None:
         self.folder = folder
         self.debug = header["level"] == "debug"
-        self._warned: set[str] = set()
+        self._warned = warned  # causes that have been said, in this step or an earlier one
         os.makedirs(folder, exist_ok=True)
         _empty(folder)
         self.tensor_folder = os.path.join(folder, _TENSORS)

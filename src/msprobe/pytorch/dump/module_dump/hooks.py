@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import gradients, recording
+from .. import edges, gradients, recording
 from ..call import Call
 from ..describe import describe
 from ..gate import Gate
@@ -177,7 +177,7 @@ class ParameterGroup:
 
     def add(self, name: str, parameter: Any) -> None:
         """Hook the accumulator of a parameter unless it is hooked already."""
-        node = gradients.accumulator(parameter)
+        node = edges.accumulator(parameter)
         if self._nodes.get(name) is node:
             return
         if name in self._handles:

@@ -1,0 +1,31 @@
+"""Where the messages of the library go: standard logging, visible without any set-up."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from msprobe.errors import ConfigError
+
+LOGGER = logging.getLogger("msprobe")
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def show_messages() -> None:
+    """Make messages visible from the level in ``MSPROBE_LOG`` on (info if it is not set).
+
+    A program that has set up logging keeps its own handlers; else one on stderr is added. Called
+    at construction, never at import.
+    """
+    name = os.environ.get("MSPROBE_LOG", "").lower() or "info"
+    if name not in _LEVELS:
+        raise ConfigError(
+            f"environment variable MSPROBE_LOG is {name!r}; expected one of {', '.join(_LEVELS)}."
+            " Example: MSPROBE_LOG=warning."
+        )
+    LOGGER.setLevel(name.upper())
+    if not LOGGER.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[msprobe] %(message)s"))
+        LOGGER.addHandler(handler)
+        LOGGER.propagate = False  # a root handler that comes later would say everything twice
