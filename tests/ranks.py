@@ -226,6 +226,17 @@ def used_after_polling(rank: int, folder: Path) -> Any:
     debugger.stop()
 
 
+def changed_by_a_callback(rank: int, folder: Path) -> Any:
+    """The result goes on to a callback, as in the communication hooks of DDP."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    t = torch.ones(2)
+    future = dist.all_reduce(t, async_op=True).get_future()
+    future.then(lambda done: done.value()[0].add_(100)).wait()
+    debugger.stop()
+    return t
+
+
 def coalesced(rank: int, folder: Path) -> Any:
     """Two reductions in one, at once and asynchronously."""
     debugger = watcher(folder, task="tensor", level="L1")
@@ -254,9 +265,11 @@ def functional(rank: int, folder: Path) -> Any:
     x = ours(rank).requires_grad_()
     y = torch.distributed.nn.functional.all_reduce(x)
     y.sum().backward()
-    z = funcol.wait_tensor(funcol.all_reduce(ours(rank), "sum", dist.group.WORLD))
+    z = funcol.all_reduce(ours(rank), "sum", dist.group.WORLD)
+    torch.exp(z)  # the operator waits: what comes after it finds the values
+    torch.tanh(z)
     debugger.stop()
-    return {"y": y.detach(), "x.grad": x.grad, "z": z}
+    return {"y": y.detach(), "x.grad": x.grad, "z": z.trigger_wait()}
 
 
 def encodings(rank: int, folder: Path) -> Any:
@@ -318,10 +331,63 @@ def _tensor_parallel(model: nn.Sequential, mesh: Any) -> nn.Module:
     return model
 
 
+def _ddp_static(model: nn.Sequential, mesh: Any) -> nn.Module:
+    options = {"static_graph": True, "gradient_as_bucket_view": True}
+    return nn.parallel.DistributedDataParallel(model, **options)
+
+
+def _ddp_hook(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, fp16_compress_hook)
+    return wrapped
+
+
+def _fsdp1(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, device_id=cpu, use_orig_params=True
+    )
+
+
+def _fsdp2_low_precision(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def _fsdp2_checkpointed(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper
+
+    wrapper.apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=wrapper.checkpoint_wrapper,
+        check_fn=lambda part: isinstance(part, Block),
+    )
+    return _fsdp2(model, mesh)
+
+
 WRAPPERS = {"ddp": _ddp, "fsdp2": _fsdp2, "tensor_parallel": _tensor_parallel}
+VARIANTS = {
+    "ddp_static": _ddp_static,
+    "ddp_hook": _ddp_hook,
+    "fsdp1": _fsdp1,
+    "fsdp2_low_precision": _fsdp2_low_precision,
+    "fsdp2_checkpointed": _fsdp2_checkpointed,
+}
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
@@ -338,7 +404,7 @@ def train(rank: int, folder: Path, kind: str) -> Any:
     debugger = None
     seen = []
     for _ in ("without", "with"):
-        model = WRAPPERS[kind](build(), mesh)
+        model = (WRAPPERS | VARIANTS)[kind](build(), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
         begun, losses, gradients = sent(), [], []
         for step in range(2):
@@ -444,6 +510,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         point_to_point,
         nobody_waits,
         used_after_polling,
+        changed_by_a_callback,
         coalesced,
         functional,
         encodings,

@@ -207,7 +207,8 @@ WRONG: dict[str, tuple[str, Callable[[Any], None], tuple[str, str, str]]] = {
     ),
     "bare-value": (
         "dump.json", set_in(*IN_RELU, 7),
-        ("dump.json", f"{RELU}: input_args.0", "a number by itself; expected an object with a type"),
+        ("dump.json", f"{RELU}: input_args.0",
+         "a number by itself; expected an object with a type"),
     ),
     "name": (
         "dump.json", set_in("data", "nonsense", {}),
@@ -339,6 +340,7 @@ def test_call_that_was_running_when_the_process_was_killed_is_no_finding(
     (folder / "coverage.json").unlink()
 
     def running(content: dict[str, Any]) -> None:
+        content["data"]["Torch.exp.0.forward"] = content["data"][RELU]  # about to return
         content["data"]["Torch.mm.0.forward"] = {"input_args": [], "input_kwargs": {}}
 
     change(tmp_path, running, "dump.json")

@@ -186,6 +186,16 @@ def test_output_is_taken_when_polling_says_that_it_is_there(ran: Any) -> None:
     assert torch.equal(output, torch.full((2,), 2.0))
 
 
+def test_output_is_taken_before_a_callback_of_the_future_runs(ran: Any) -> None:
+    seen, folder = ran("changed_by_a_callback")
+    for rank in range(2):
+        dump = rank_dump(folder, rank)
+        output = dump.tensors(dump.data["Distributed.all_reduce.0.forward"])["output"][0]
+        assert torch.equal(output, torch.full((2,), 2.0))
+        assert torch.equal(seen[rank], torch.full((2,), 102.0))
+        assert dump.errors() == []
+
+
 def test_coalesced_collectives_are_read_when_the_manager_has_finished(ran: Any) -> None:
     seen, folder = ran("coalesced")
     for rank in range(2):
@@ -202,6 +212,16 @@ def test_differentiable_collective_is_recorded_once_in_each_direction(ran: Any) 
     first, second = (dump.tensors(dump.data[name]) for name in dump.names("Distributed."))
     assert torch.equal(first["output"][0], seen[1]["y"])
     assert torch.equal(second["output"][0], seen[1]["x.grad"])
+
+
+def test_result_of_a_functional_collective_is_read_once_somebody_has_waited(ran: Any) -> None:
+    seen, folder = ran("functional")
+    dump = rank_dump(folder, 0)
+    (before,) = dump.data["Torch.exp.0.forward"]["input_args"]
+    assert before["Max"] is None
+    (after,) = dump.tensors(dump.data["Torch.tanh.0.forward"])["input_args"]
+    assert torch.equal(after, seen[0]["z"])
+    assert torch.equal(after, ranks.ours(0) + ranks.ours(1))
 
 
 def test_arguments_of_collectives_are_encoded(ran: Any) -> None:
@@ -245,7 +265,7 @@ def module_bases(kind: str) -> list[str]:
     return [*inner, *outer, *head, *(["module.Sequential"] if kind == "ddp" else [])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *ranks.VARIANTS])
 def test_parallel_training_is_bit_equal_and_sends_nothing_more(kind: str, ran: Any) -> None:
     seen, _ = ran("train", kind)
     for without, with_tool in seen:
@@ -288,6 +308,27 @@ def gradients_by_parameter(dump: Dump) -> dict[str, Tensor]:
         for parameter, (value,) in dump.tensors(dump.data[name]).items():
             found[f"{module}.{parameter}"] = value
     return found
+
+
+WRAPPINGS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.")
+
+
+@pytest.mark.parametrize("kind", ranks.VARIANTS)
+def test_variants_of_wrappers_have_each_backward_and_gradient(kind: str, ran: Any) -> None:
+    """A parameter of which FSDP1 has put no part on a rank has no gradient there."""
+    seen, folder = ran("train", kind)
+    for rank in range(2):
+        dump = rank_dump(folder, rank, step=1)
+        forwards = {name for name in dump.names(".forward.0") if name.startswith("Module.")}
+        for name in forwards:
+            assert name.replace(".forward.", ".backward.") in dump.data
+        found = {WRAPPINGS.sub("", n): grad for n, grad in gradients_by_parameter(dump).items()}
+        gradients = seen[rank][0]["gradients"][1]
+        for name, expected in gradients.items():
+            assert same(found[WRAPPINGS.sub("", name)], expected)
+        assert len(found) == len(gradients)
+        about_others = [line for line in dump.errors() if "no gradient" not in line]
+        assert about_others == []
 
 
 @pytest.mark.parametrize(

@@ -1268,6 +1268,17 @@ def test_odd_argument_has_its_entry(kind: str, tmp_path: Path) -> None:
     assert record["input_kwargs"] == {"option": expected}
 
 
+def test_argument_whose_parts_are_reached_on_endless_paths_is_cut(tmp_path: Path) -> None:
+    """Objects that refer to each other: little memory, 2**60 paths, and a tensor at the end."""
+    value: list[Any] = [torch.ones(1)]
+    for _ in range(60):
+        value = [value, value]
+    dump = take(tmp_path, value, torch.ones(2))
+    shape = dump.data["Apis.take.0.forward"]["input_args"][1]["shape"]
+    assert shape == [2]
+    assert (dump.folder / "dump.json").stat().st_size < 50_000_000
+
+
 RESULTS: dict[str, Callable[[], Any]] = {
     "empty dict": dict,
     "dict without tensor": lambda: {"n": 5},

@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "leaves",
         "~.pieces ~.deferred ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks ~.verdicts",
     ),
-    "files": ("leaves values", "~.jsonfile ~.writer ~.journal"),
+    "files": ("leaves values", "~.jsonfile ~.writer ~.background ~.journal"),
     "records": ("leaves graph", "~.call ~.saved"),
     "run": ("leaves graph configuration values files records", "~.run"),
     "recording": ("leaves graph records run", "~.recording"),
@@ -51,7 +51,9 @@ GROUPS: dict[str, tuple[str, str]] = {
         "base leaves interception",
         "msprobe.pytorch.random_calls msprobe.pytorch.seed msprobe.pytorch.random_save",
     ),
-    "selfcheck": ("leaves values session", "msprobe.pytorch.fingerprint msprobe.pytorch.marks"),
+    "selfcheck": (
+        "leaves graph values session", "msprobe.pytorch.fingerprint msprobe.pytorch.marks"
+    ),
     "facade": (
         "base configuration records session randomness selfcheck",
         "msprobe.pytorch.logs msprobe.pytorch.debugger.service"
@@ -63,7 +65,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "base",
         "msprobe.text msprobe.reader msprobe.values msprobe.records msprobe.summary msprobe.show"
         " msprobe.pager msprobe.strict msprobe.schema msprobe.check msprobe.missed msprobe.scripts"
-        " msprobe.selfcheck msprobe.cli msprobe.__main__",
+        " msprobe.equality msprobe.selfcheck msprobe.cli msprobe.__main__",
     ),
 }
 

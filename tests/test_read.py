@@ -151,7 +151,7 @@ def test_load_gives_the_saved_tensor(tmp_path: Path) -> None:
 def test_load_of_a_tensor_that_was_not_saved_says_what_to_do(tmp_path: Path) -> None:
     record_steps(tmp_path, 1)
     value = msprobe.read(tmp_path).ranks[0]["Torch.relu.0.forward"]["output"][0]
-    with pytest.raises(UsageError, match='output.0 was not saved: use "task": "tensor"'):
+    with pytest.raises(UsageError, match=r'output\.0 was not saved: use "task": "tensor"'):
         value.load()
 
 
@@ -229,10 +229,14 @@ def test_path_without_a_dump_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "golden", sorted(path.name for path in GOLDENS.iterdir() if (path / "expected/dump").is_dir())
+    "golden",
+    [
+        "arg_types", "crash_in_step", "dtypes_xor", "gloo_collectives", "mlp_mix_tensor_md5",
+        "model_list_l0", "save_debug_md5", "transformer_l0",
+    ],
 )
 def test_dump_of_the_original_is_read(golden: str) -> None:
-    """Every golden with records: all values have a place, and a parent where it tells one."""
+    """All values have a place, and all records that construct.json tells of have a parent."""
     dump = msprobe.read(GOLDENS / golden / "expected" / "dump")
     for rank in dump.ranks:
         whole = json.loads(next(rank.path.glob("d*.json")).read_text())

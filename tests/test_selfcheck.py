@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe import selfcheck
+from msprobe.equality import Verdict, judge
 from msprobe.cli import main
 from msprobe.pytorch.fingerprint import fingerprint, leaves_of, rng_states
 from msprobe.scripts import Run
@@ -70,12 +70,12 @@ def marks(
     return Run(folder, code, events), output
 
 
-def judged(path: Path) -> dict[str, selfcheck.Verdict]:
+def judged(path: Path) -> dict[str, Verdict]:
     runs = [
         marks(path, name, off=off)[0]
         for name, off in (("off", True), ("again", True), ("on", False))
     ]
-    return selfcheck.judge(*runs)
+    return judge(*runs)
 
 
 # ---- with a real script ------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_unseeded_generators_of_numpy_and_python_are_no_difference(tmp_path: Pat
             if "rng" in line:
                 line["rng"]["python"] += number
                 line["rng"]["numpy"] += number
-    verdict = selfcheck.judge(*runs)["rng"]
+    verdict = judge(*runs)["rng"]
     assert not verdict.unclear
     assert "drawn from equally often" in verdict.text
 
@@ -348,16 +348,21 @@ def test_arguments_and_module_names_are_passed_on(
     assert "-m fake --steps 9 x" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("case", ["script", "keep"])
+@pytest.mark.parametrize("case", ["script", "keep", "steps"])
 def test_wrong_arguments_exit_with_2(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {
         "script": ["selfcheck", str(tmp_path / "none.py")],
         "keep": fake(tmp_path, GOOD, "--keep", str(tmp_path)),
+        "steps": fake(tmp_path, GOOD, "--steps", "0"),
     }[case]
     assert main(arguments) == 2
-    text = {"script": "none.py is not there", "keep": "it must be a new or an empty folder"}
+    text = {
+        "script": "none.py is not there",
+        "keep": "it must be a new or an empty folder",
+        "steps": "must be greater than 0",
+    }
     assert text[case] in capsys.readouterr().err
 
 

@@ -360,11 +360,11 @@ BAD_ARGUMENTS = {
     "name is empty": ((1, ""), "name is ''"),
     "name is None": ((1, None), "name is None"),
     "save_backward is a number": ((1, "x", 1), "save_backward is 1; expected True or False"),
-    "a set": (({1}, "x"), "holds a set"),
-    "a complex number": ((1j, "x"), "holds a complex"),
-    "an object deep inside": (([{"a": (object(),)}], "x"), "holds a object"),
+    "a set": (({1}, "x"), "of type set"),
+    "a complex number": ((1j, "x"), "of type complex"),
+    "an object deep inside": (([{"a": (object(),)}], "x"), "of type object"),
     "a dict with a number as key": (({1: 2}, "x"), "a dict has the key 1"),
-    "a numpy array": ((np.ones(2), "x"), "holds a ndarray"),
+    "a numpy array": ((np.ones(2), "x"), "of type ndarray"),
 }
 
 

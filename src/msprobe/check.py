@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,12 @@ def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]
     filtered = filtered or whole.get("task") in _PARTIAL_TASKS or bool(_filters(coverage))
     if not filtered:
         findings += _gaps(file, records)
+    closed = coverage is not None
     if parents is not None:
         whole_task = not filtered and whole.get("task") != "structure"
-        findings += _tree(parents, records, all_recorded=whole_task)
+        findings += _tree(parents, records, all_recorded=whole_task, closed=closed)
     if stacks is not None:
-        findings += _stacks(stacks, records)
+        findings += _stacks(stacks, records, closed)
     return findings
 
 
@@ -129,34 +131,34 @@ def _gaps(file: str, names: Iterable[str]) -> Iterator[Finding]:
 # ---- construct.json ----------------------------------------------------------------------------
 
 
-def _tree(parents: Any, records: dict[str, Any], *, all_recorded: bool) -> Iterator[Finding]:
+def _tree(
+    parents: Any, records: dict[str, Any], *, all_recorded: bool, closed: bool
+) -> Iterator[Finding]:
     if not isinstance(parents, dict):
         yield Finding(_TREE, "", "expected an object of record name and parent")
         return
     # Under Megatron the original writes [parent, number of the micro step].
     above = {n: p[0] if isinstance(p, list) and p else p for n, p in parents.items()}
-    known = above.keys() | records.keys()
-    for name, parent in above.items():
-        if parent is not None and not isinstance(parent, str):
-            if name != "megatron_micro_step_number":
-                yield Finding(_TREE, name, "the parent is neither a name nor null")
-        elif parent is not None and parent not in known:
-            yield Finding(_TREE, name, f"its parent {parent} is not in the dump")
+    yield from _parents(above, above.keys() | records.keys())
     yield from _circles(above)
     yield from _gaps(_TREE, above)
     if above:  # level L1 has no tree
-        yield from _compare(above, records, all_recorded)
-
-
-def _compare(above: dict[str, Any], records: dict[str, Any], both: bool) -> Iterator[Finding]:
-    """Calls that only one of the two files has; ``both``: nothing was left out of dump.json."""
-    backward = [name for name in records if reader.kind_of(name)[1] == "backward"]
-    for name in (*_returned(records), *backward):
-        if name not in above:
+        backward = [name for name in records if reader.kind_of(name)[1] == "backward"]
+        for name in _lacking([*_returned(records), *backward], above, records, closed):
             yield Finding(_TREE, name, "the record is in dump.json and not here")
-    for name in above if both else ():
+    for name in above if all_recorded else ():
         if reader.kind_of(name)[1] and name not in records:
             yield Finding("dump.json", name, "the call is in construct.json and not here")
+
+
+def _parents(above: dict[str, Any], known: Container[Any]) -> Iterator[Finding]:
+    for name, parent in above.items():
+        if parent is None or name == "megatron_micro_step_number":
+            continue
+        if not isinstance(parent, str):
+            yield Finding(_TREE, name, "the parent is neither a name nor null")
+        elif parent not in known:
+            yield Finding(_TREE, name, f"its parent {parent} is not in the dump")
 
 
 def _circles(above: dict[str, Any]) -> Iterator[Finding]:
@@ -176,7 +178,7 @@ def _circles(above: dict[str, Any]) -> Iterator[Finding]:
 # ---- stack.json --------------------------------------------------------------------------------
 
 
-def _stacks(stacks: Any, records: dict[str, Any]) -> Iterator[Finding]:
+def _stacks(stacks: Any, records: dict[str, Any], closed: bool) -> Iterator[Finding]:
     if not isinstance(stacks, dict):
         yield Finding(_STACK, "", "expected an object of numbered entries")
         return
@@ -189,9 +191,23 @@ def _stacks(stacks: Any, records: dict[str, Any]) -> Iterator[Finding]:
             if name in named:
                 yield Finding(_STACK, key, f"{name} has a stack already")
             named.add(name)
-    for name in _returned(records):
-        if name not in named:
-            yield Finding(_STACK, name, "the record has no stack")
+    for name in _lacking(_returned(records), named, records, closed):
+        yield Finding(_STACK, name, "the record has no stack")
+
+
+def _lacking(
+    wanted: Iterable[str], present: Container[str], records: dict[str, Any], closed: bool
+) -> list[str]:
+    """The wanted records that are not present.
+
+    Where the process was killed before it could close the files, the last records stand in
+    dump.json before their stacks and parents are written: they are not meant.
+    """
+    lacking = [name for name in wanted if name not in present]
+    if lacking and not closed:
+        last = set(takewhile(lambda name: name not in present, reversed(records)))
+        lacking = [name for name in lacking if name not in last]
+    return lacking
 
 
 def _returned(records: dict[str, Any]) -> list[str]:

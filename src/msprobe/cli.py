@@ -162,6 +162,8 @@ def _coverage(arguments: argparse.Namespace) -> int:
 def _run_script(run: Callable[[scripts.Plan], selfcheck.Report], arguments: Any) -> int:
     if not arguments.module and not Path(arguments.script).is_file():
         raise UsageError(f"{arguments.script} is not there.")
+    if arguments.steps < 1 or arguments.timeout <= 0:
+        raise UsageError("--steps and --timeout must be greater than 0.")
     start = ["-m"] if arguments.module else []
     command = [sys.executable, *start, arguments.script, *arguments.args]
     plan = scripts.Plan(command, arguments.steps, arguments.timeout, arguments.keep)

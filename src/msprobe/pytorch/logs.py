@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from typing import TextIO
 
 from msprobe.errors import ConfigError
 
 LOGGER = logging.getLogger("msprobe")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at the time of the message, not at construction."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """The stream to write to."""
+        return sys.stderr
 
 
 def show_messages() -> None:
@@ -25,7 +39,7 @@ def show_messages() -> None:
         )
     LOGGER.setLevel(name.upper())
     if not LOGGER.hasHandlers():
-        handler = logging.StreamHandler()
+        handler = _Stderr()
         handler.setFormatter(logging.Formatter("[msprobe] %(message)s"))
         LOGGER.addHandler(handler)
         LOGGER.propagate = False  # a root handler that comes later would say everything twice

@@ -144,7 +144,7 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
         marks.after_stop(session)
 
     @staticmethod
-    def step(dump: bool = True, **_: Any) -> None:
+    def step(dump: bool = True) -> None:
         """End the step: write its files and go on with the next number.
 
         ``dump=False`` discards what the step has recorded (warm-up and dummy runs).

@@ -15,10 +15,14 @@ def check_models(model: Any, level: Level, *, needed: bool) -> tuple[list[nn.Mod
     """The models as a list, and whether they came as one (their names then have an index)."""
     if model is None:
         if needed or level in (Level.L0, Level.MIX):
-            why = "token_range" if needed else f"level {level}"
+            if needed:
+                raise UsageError(
+                    "start() got no model, and token_range needs one, whose calls it counts: call"
+                    " debugger.start(model, token_range=[0, 3])."
+                )
             raise UsageError(
-                f"start() got no model, and {why} needs one: call debugger.start(model), or use"
-                " level L1 to record functions only."
+                f"start() got no model, and level {level} needs one: call debugger.start(model),"
+                " or use level L1 to record functions only."
             )
         return [], False
     listed = isinstance(model, (list, tuple))

@@ -127,8 +127,9 @@ def plain_tensor(value: Any) -> Any:
 
     Assumes that __torch_function__ of subclasses is off (see quiet.py).
 
-    None if there are no elements of its own to read: fake and other wrapping subclasses, and
-    tensors that a functorch transform has wrapped.
+    None if there are no elements of its own to read: fake and other wrapping subclasses, the
+    result of a functional collective that nobody has waited for (we start no wait), and tensors
+    that a functorch transform has wrapped.
     """
     kind = type(value)
     if kind is torch.Tensor or kind is _parameter:
@@ -136,6 +137,8 @@ def plain_tensor(value: Any) -> Any:
     local = getattr(value, "_local_tensor", None)
     if local is not None:
         return plain_tensor(local)
+    if kind.__name__ == "AsyncCollectiveTensor" and getattr(value, "completed", False):
+        return plain_tensor(value.elem)
     if tensor_type(kind) != "torch.Tensor":
         return None
     return value.detach().as_subclass(torch.Tensor)

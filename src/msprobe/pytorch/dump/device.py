@@ -23,9 +23,3 @@ def synchronize(device_type: str) -> None:
     wait = getattr(module, "synchronize", None)
     if wait is not None and device_type != "cpu":
         wait()
-
-
-def is_capturing() -> bool:
-    """Whether the current CUDA stream is recording a graph: nothing may be read then."""
-    cuda: Any = sys.modules["torch"].cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

@@ -46,9 +46,17 @@ class Selection:
     """Decides for each record of one step. A decision never changes a record's number."""
 
     def __init__(
-        self, names: Sequence[str], scope: Sequence[str], risk_level: str, *, expand: bool
+        self,
+        names: Sequence[str],
+        scope: Sequence[str],
+        risk_level: str,
+        *,
+        expand: bool,
+        white_list: Sequence[str] = (),
+        black_list: Sequence[str] = (),
     ) -> None:
         self.names = Names(names)
+        self._white, self._black = frozenset(white_list), frozenset(black_list)
         self._first, self._last = scope if scope else ("", "")
         self._on = not scope
         self._begun = False
@@ -56,7 +64,12 @@ class Selection:
         self._expand = expand
         # `list` and `scope` name records themselves: the risk class is not asked then.
         self._risk = "ALL" if names or scope else risk_level
-        self.takes_all = not names and not scope and self._risk == "ALL"
+        listed = bool(names or scope or white_list or black_list)
+        self.takes_all = not listed and self._risk == "ALL"
+
+    def takes_api(self, name: str) -> bool:
+        """Whether the lists of task acc_check let the API ``name`` (``relu``) pass."""
+        return (not self._white or name in self._white) and name not in self._black
 
     def enter(self, name: str, risk: str, within: bool, *, taken: bool = True) -> bool:
         """Whether the record that begins now is wanted.

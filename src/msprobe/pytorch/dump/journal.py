@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import callstack, jsonfile, stats
+from .background import Background
 from .writer import Writer
 
 _RAISED = "it raised an exception, or the window closed before it returned"
@@ -21,7 +22,9 @@ class Journal:
     an order that loses nothing: first what is running, then what is done, then the values.
     """
 
-    def __init__(self, writer: Writer, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, writer: Writer, wake: Callable[[], None], background: Background | None = None
+    ) -> None:
         self.writer = writer
         self.records = 0
         self.running: dict[str, Any] = {}  # name → Call: begun, not returned
@@ -38,6 +41,8 @@ class Journal:
         self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
         self._lock = threading.RLock()
         self._discarded = False
+        self._background = background
+        self._unsaved: set[str] = set()  # files that could not be written in the background
 
     def add(self, name: str, record: Any) -> None:
         """A complete record.
@@ -81,9 +86,36 @@ class Journal:
         self._deferred.append((deferred, use))
 
     def save_tensor(self, path: str, tensor: Any) -> str:
-        """Write a tensor at once; the file is complete before its record is written."""
-        with self._lock:
-            return self.writer.save_tensor(path, tensor)
+        """Write a tensor that nobody else changes; the name of its file.
+
+        At once, or with async_dump in the background. In either case the file is complete before
+        its record is written. An error at once is raised; a later one takes the name out again.
+        """
+        name = self.writer.tensor_name(path, tensor)
+        if self._background is None:
+            self.writer.save_tensor(name, tensor)
+        else:
+            size_bytes = int(tensor.nbytes)
+            self._background.submit(size_bytes, lambda: self._save_later(path, name, tensor))
+        return name
+
+    def _save_later(self, path: str, name: str, tensor: Any) -> None:
+        try:
+            self.writer.save_tensor(name, tensor)
+        except Exception as error:
+            self.writer.log(path, error)
+            self._unsaved.add(name)
+
+    def _without_unsaved(self, records: list[Any]) -> list[Any]:
+        """The lines of ``records`` without the names of files that could not be written."""
+        names = {jsonfile.encode(name): name for name in self._unsaved}
+        lines = []
+        for name, record in records:
+            line = record if type(record) is bytes else jsonfile.member(name, record)
+            for text in names:
+                line = line.replace(f'"data_name": {text}'.encode(), b'"data_name": null')
+            lines.append((name, line))
+        return lines
 
     def flush(self, compact: bool = False) -> None:
         """Write what has been collected. Errors of the file system are logged, not raised."""
@@ -92,6 +124,10 @@ class Journal:
             running = list(self.running.items())
             records = _drain(self._done)
             self.read_back()
+            if self._background is not None:
+                self._background.wait()
+                if self._unsaved:
+                    records = self._without_unsaved(records)
             if self._discarded:
                 self.parents.clear()
                 self._stacks.clear()
@@ -102,6 +138,7 @@ class Journal:
                 self.running.pop(name, None)
                 self.incomplete.setdefault(name, _RAISED)
                 if call.record:
+                    self.records += 1
                     records.append((name, call.record))
             ended = {name for name, _ in records}
             # Copies: the call may go on and add its output while they become text.

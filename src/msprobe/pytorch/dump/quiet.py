@@ -26,6 +26,10 @@ def _each_autocast() -> bool:
 autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
 # Disables __torch_function__ of tensor subclasses for a block.
 subclass_functions_off: Any = getattr(_C, "DisableTorchFunctionSubclass", _C.DisableTorchFunction)
+# Whether a CUDA graph is being captured: nothing may be read then. Without CUDA, bool() is False.
+is_capturing: Any = bool
+if torch.version.cuda or torch.version.hip:
+    is_capturing = _C._cuda_isCurrentStreamCapturing
 _AUTOCAST_KEYS = [
     getattr(_C.DispatchKey, name)
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import gradients, tasks
+from .background import Background
 from .call import Call
 from .config import DumpConfig, Level
 from .describe import Entry, OnTensor, TensorEntry
@@ -39,7 +40,8 @@ class StepRun:
         wake: Callable[[StepRun], None],
     ) -> None:
         self.config = config
-        self.journal = Journal(writer, lambda: wake(self))
+        background = Background() if config.async_dump else None
+        self.journal = Journal(writer, lambda: wake(self), background)
         self.writer = writer
         self.thread = thread
         self.passes = passes
@@ -65,7 +67,12 @@ class StepRun:
         self.judges = self.task.only_bad or self.task.marks_nan
         self._keeps_some = self.task.keeps_all or bool(config.tensor_list)
         self.selection = Selection(
-            config.names, config.scope, config.risk_level, expand=config.level == Level.MIX
+            config.names,
+            config.scope,
+            config.risk_level,
+            expand=config.level == Level.MIX,
+            white_list=config.white_list,
+            black_list=config.black_list,
         )
         self._tensor_list = Names(config.tensor_list)
         self._counts: dict[str, Any] = {}
@@ -100,7 +107,9 @@ class StepRun:
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within
         taken = self.takes_forward
-        call.wanted = self.selection.enter(call.forward, _risk(call), within, taken=taken)
+        call.wanted = self.selection.takes_api(_api(call)) and self.selection.enter(
+            call.forward, _risk(call), within, taken=taken
+        )
         if call.spec is None and self.selection.names:
             # Both now: in backward the inner calls come before the module.
             match = self.selection.names.would_match
@@ -113,7 +122,9 @@ class StepRun:
         """Whether the backward record is wanted."""
         parent = call.parent if isinstance(call.parent, Call) else None
         within = parent is not None and parent.within_backward
-        return self.selection.enter(call.backward, _risk(call), within)
+        return self.selection.takes_api(_api(call)) and self.selection.enter(
+            call.backward, _risk(call), within
+        )
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:
         """Whether a parameter gradient of module ``base`` is recorded."""
@@ -251,7 +262,9 @@ class StepRun:
 
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""
-        if hasattr(tensor, "layout"):
+        if self.config.async_dump:
+            tensor = tasks.snapshot(tensor)
+        elif hasattr(tensor, "layout"):
             tensor = tasks.host_copy(tensor)
         return self.journal.save_tensor(path, tensor)
 
@@ -310,10 +323,15 @@ class StepRun:
         said = list(missing["selection_unmatched"])
         if never:
             first = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
-            said.append(f"{len(never)} modules were never called ({first})")
+            were = "modules were" if len(never) > 1 else "module was"
+            said.append(f"{len(never)} {were} never called ({first})")
         if said:
             self.writer.log("not recorded", "; ".join(said))
         self.journal.close({**missing, **notes})
+
+
+def _api(call: Call) -> str:
+    return call.base.rpartition(".")[2]
 
 
 def _risk(call: Call) -> str:

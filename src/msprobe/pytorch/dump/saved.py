@@ -40,7 +40,8 @@ def _unfit(variable: Any) -> str:
             return f"a dict has the key {bad!r}; expected keys of type str"
         return next((p for p in map(_unfit, variable.values()) if p), "")
     return (
-        f"it holds a {type(variable).__name__}; expected tensors, int, float, str, None, and"
+        f"it holds an object of type {type(variable).__name__}; expected tensors, int, float,"
+        " str, None, and"
         " lists, tuples and dicts of these"
     )
 

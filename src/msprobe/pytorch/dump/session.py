@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from msprobe.errors import ConfigError
+
 from . import device, gradients, unseen
 from .api_dump import ops, wrap
 from .api_dump.collectives import Works, work_patch
@@ -330,7 +332,8 @@ class Session:
             where = os.path.dirname(run.writer.folder)
             size_mb = run.writer.size_bytes() / 1e6
             _logger.info(
-                "dump.json is at %s (%d records, %.1f MB)", where, run.journal.records, size_mb
+                "%s is at %s (%d records, %.1f MB)",
+                run.writer.main_file, where, run.journal.records, size_mb,
             )
 
     def _notes(self) -> dict[str, Any]:
@@ -348,8 +351,21 @@ class Session:
         if not self._wrappers:
             specs, self.missing_apis = ops.load_specs()
             self._wrappers = wrap.build_wrappers(specs, self.gate, self.works)
+            self._check_lists()
             self._wrappers = [*self._wrappers, *work_patch(self.works)]
         return self._wrappers
+
+    def _check_lists(self) -> None:
+        """white_list and black_list of task acc_check name functions that are wrapped."""
+        known = {wrapper.base.rpartition(".")[2] for _, _, wrapper in self._wrappers}
+        for key in ("white_list", "black_list"):
+            unknown = [name for name in getattr(self.config, key) if name not in known]
+            if unknown:
+                raise ConfigError(
+                    f"{self.config.source}: {key!r} has {unknown!r}, which no function in"
+                    " support_wrap_ops.yaml is called; expected names without prefix. Example:"
+                    f' "{key}": ["conv2d"].'
+                )
 
     def _say_once(self, text: str, level: int = logging.WARNING, key: str = "") -> None:
         if (key or text) not in self._said:

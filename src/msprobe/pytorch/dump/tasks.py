@@ -250,6 +250,20 @@ def host_copy(tensor: Any) -> Any:
     return host
 
 
+def snapshot(tensor: Any) -> Any:
+    """A copy of a tensor or numpy array as it is now, for saving later."""
+    if isinstance(tensor, np.ndarray):
+        return tensor.copy()
+    host = host_copy(tensor)
+    return _clone(host) if host is tensor or _shares(host, tensor) else host
+
+
+def _shares(one: Any, other: Any) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return bool(one.device == other.device and one.data_ptr() == other.data_ptr())
+
+
 def _array_entry(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:
     """Entry of a numpy array. Statistics in numpy's own arithmetic; null for text and empty."""
     entry = Entry(type="numpy.ndarray", dtype=_dtype_name(array), shape=list(array.shape))

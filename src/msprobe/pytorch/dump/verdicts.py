@@ -64,7 +64,7 @@ class Verdicts:
 
     def judge(self, name: str, results: Any, held: Held) -> bool:
         """Whether the record is written; saves the tensors of a bad one."""
-        if not self._is_bad(name, results):
+        if 0 < self._limit <= self._bad or not self._is_bad(name, results):
             return not self._only_bad
         for entry, path, tensor, version, kept in held:
             if kept is None and not tensor.is_inference() and tensor._version != version:

@@ -17,7 +17,7 @@ from .gate import Gate
 from .module_dump.hooks import HookPair, ModuleHook
 from .patches import Patches, is_current, plan
 
-# References in these packages are torch's own business, or cannot be to torch functions.
+# What these packages refer to is torch's own business, or is no function of torch.
 _NOT_USER_CODE = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "msprobe", "numpy"}
 
 

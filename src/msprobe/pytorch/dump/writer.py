@@ -47,7 +47,7 @@ class Writer:
         if keeps_tensors:
             os.makedirs(self.tensor_folder, exist_ok=True)
         self._header = {**header, "dump_data_dir": self.tensor_folder if keeps_tensors else None}
-        name = "debug.json" if self.debug else "dump.json"
+        name = self.main_file = "debug.json" if self.debug else "dump.json"
         self._data = jsonfile.JsonFile(os.path.join(folder, name), self._head(), "}}")
         self._stack: jsonfile.JsonFile | None = None
         self._construct: jsonfile.JsonFile | None = None
@@ -125,9 +125,12 @@ class Writer:
         self._stack = jsonfile.JsonFile.resume(path, "{", "}")
         self._stack_entries = len(self._stacks)
 
-    def save_tensor(self, path: str, tensor: Any) -> str:
-        """Write a plain contiguous CPU tensor (or numpy array) of ``path``; its file name."""
-        name = file_name(path, ".npy" if isinstance(tensor, np.ndarray) else ".pt")
+    def tensor_name(self, path: str, tensor: Any) -> str:
+        """Name of the file of the tensor (or numpy array) at ``path``."""
+        return file_name(path, ".npy" if isinstance(tensor, np.ndarray) else ".pt")
+
+    def save_tensor(self, name: str, tensor: Any) -> None:
+        """Write a plain contiguous CPU tensor (or numpy array); from any thread."""
         full = os.path.join(self.tensor_folder, name)
         fd = os.open(full, _NEW_FILE, 0o666)
         try:
@@ -141,7 +144,6 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.unlink(full)  # no record will name what is there
             raise
-        return name
 
     def log(self, where: str, error: BaseException | str) -> None:
         """Note a problem in dump_error_info.log; the first of each cause also as a warning."""

@@ -79,6 +79,18 @@ class Works:
 
         return method
 
+    def future_wrapper(self, original: Any) -> Any:
+        """What stands in for ``Work.get_future``: our callback is the first of the future."""
+
+        @functools.wraps(original)
+        def get_future(work: Any) -> Any:
+            future = original(work)
+            if id(work) in self._started:
+                future.add_done_callback(lambda _: self._finished(work))
+            return future
+
+        return get_future
+
     def append_wrapper(self, original: Any) -> Any:
         """What stands in for the method by which a coalescing manager takes its Work."""
 
@@ -145,6 +157,7 @@ def work_patch(works: Works) -> list[tuple[Any, str, Callable[..., Any]]]:
         return []
     methods = (("wait", False), ("synchronize", False), ("is_completed", True))
     found = [(kind, name, works.wrapper(getattr(kind, name), tells)) for name, tells in methods]
+    found.append((kind, "get_future", works.future_wrapper(kind.get_future)))
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     manager = getattr(c10d, "_CoalescingManager", None)
     if manager is not None:

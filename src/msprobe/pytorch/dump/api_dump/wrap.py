@@ -18,6 +18,7 @@ import torch
 from .. import recording
 from ..call import Call
 from ..gate import Gate
+from ..quiet import is_capturing
 from .collectives import Works, shown_results
 from .ops import ApiSpec, find_owner, risk_of
 
@@ -59,7 +60,9 @@ class Wrapper(metaclass=_StandIn):
         """Make the call; record it if a window is open and no recorded call is around it."""
         gate = self._gate
         thread = gate.thread
-        if thread.inside or not gate.open or gate.focus or _is_compiling() or _is_tracing():
+        if thread.inside or not gate.open or gate.focus:
+            return self.original(*args, **kwargs)
+        if _is_compiling() or _is_tracing() or is_capturing():
             return self.original(*args, **kwargs)
         return record_call(self, gate, args, kwargs)
 

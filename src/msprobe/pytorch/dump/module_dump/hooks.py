@@ -16,6 +16,7 @@ from ..call import Call
 from ..describe import describe
 from ..gate import Gate
 from ..names import module_base, module_records, parameters_grad_record
+from ..quiet import is_capturing
 
 _is_tracing: Any = torch._C._get_tracing_state
 
@@ -37,7 +38,7 @@ class ModuleHook:
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Forward pre-hook."""
-        if self._is_off() or _is_tracing():
+        if self._is_off() or _is_tracing() or is_capturing():
             return
         gate = self._gate
         run, thread = gate.run, gate.thread

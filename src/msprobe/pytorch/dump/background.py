@@ -1,0 +1,60 @@
+"""async_dump: threads that write tensors while the training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+LIMIT_BYTES = 512 << 20  # copies of tensors that wait; the training waits beyond this
+_THREADS = 2
+
+
+class Background:
+    """Jobs in the order they come, done by a few daemon threads, with a bound on their memory."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._jobs: deque[tuple[int, int, Callable[[], None]]] = deque()
+        self._open: set[int] = set()  # numbers of the jobs that are not done
+        self._given = 0
+        self._bytes = 0
+        self._threads = 0
+        self._changed = threading.Condition()
+
+    def submit(self, size_bytes: int, job: Callable[[], None]) -> None:
+        """Have ``job`` done; waits while too many bytes are waiting. A job must not raise."""
+        with self._changed:
+            while self._bytes and self._bytes + size_bytes > self._limit:
+                self._changed.wait()
+            self._bytes += size_bytes
+            self._given += 1
+            self._open.add(self._given)
+            self._jobs.append((self._given, size_bytes, job))
+            if self._threads < _THREADS:
+                self._threads += 1
+                threading.Thread(target=self._work, name="msprobe-tensors", daemon=True).start()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Return when all jobs given so far are done."""
+        with self._changed:
+            last = self._given
+            while self._open and min(self._open) <= last:
+                self._changed.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                # A thread without work for a while ends: steps without tensors cost none.
+                if not self._jobs and not self._changed.wait(1.0) and not self._jobs:
+                    self._threads -= 1
+                    return
+                if not self._jobs:
+                    continue
+                number, size_bytes, job = self._jobs.popleft()
+            job()
+            with self._changed:
+                self._open.discard(number)
+                self._bytes -= size_bytes
+                self._changed.notify_all()
