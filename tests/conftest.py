@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from msprobe.pytorch import PrecisionDebugger
 from torch_state import changes, torch_state
+
+# Tests look at what is said: without the lines about each step, here and in child processes.
+os.environ["MSPROBE_LOG"] = "warning"
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import datetime
 import enum
 import fractions
 import functools
+import os
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +32,14 @@ from msprobe.pytorch import PrecisionDebugger, module_dump, module_dump_end
 from recorded import LEVELS, make_net
 from torch_state import changes, torch_state
 
-# A failing example is shown as it was drawn: to make it smaller would take minutes. For that, run
-# with phases=tuple(Phase).
+# A failing example is shown as it was drawn: to make it smaller would take minutes. Add
+# Phase.shrink for that. FUZZ=20 in the environment tries 20 times as many examples.
 BUDGET = settings(deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+
+
+def examples(count: int) -> settings:
+    return settings(BUDGET, max_examples=count * int(os.environ.get("FUZZ", "1")))
+
 
 # ---- values of every type ----------------------------------------------------------------------
 
@@ -349,7 +355,7 @@ def test_any_arguments_pass_and_are_recorded_in_their_places(task: str, tmp_path
     watcher = debugger(tmp_path, level="L1", task=task)
     watcher.register_custom_api(Api, "call")
 
-    @settings(BUDGET, max_examples=75)
+    @examples(100)
     @given(
         st.lists(values, max_size=3),
         st.dictionaries(st.text("abcdef", min_size=1), values, max_size=2),
@@ -398,7 +404,7 @@ def test_checksum_and_numbers_are_those_of_the_saved_tensor(tmp_path: Path) -> N
     watcher = debugger(tmp_path, level="L1", task="tensor", summary_mode="md5")
     watcher.register_custom_api(Takes, "call")
 
-    @settings(BUDGET, max_examples=60)
+    @examples(60)
     @given(st.lists(tensors, min_size=1, max_size=6))
     def check(planned: list[Any]) -> None:
         given_ = [make_tensor(*content) for content in planned]
@@ -563,7 +569,7 @@ def test_any_program_trains_to_the_same_bits(level: str, tmp_path: Path) -> None
     before = torch_state()
     watcher = debugger(tmp_path, level=level)
 
-    @settings(BUDGET, max_examples=40)
+    @examples(60)
     @given(programs)
     def check(program: Program) -> None:
         results = []
@@ -690,7 +696,7 @@ def test_any_order_of_calls_trains_to_the_same_bits(
     before = torch_state()
     original = vars(Takes)["call"]
 
-    @settings(BUDGET, max_examples=25)
+    @examples(40)
     @given(st.lists(st.sampled_from(list(ACTIONS)), min_size=3, max_size=25))
     def check(actions: list[str]) -> None:
         path = tmp_path_factory.mktemp("orders")

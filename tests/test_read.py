@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import subprocess
@@ -17,6 +18,7 @@ from torch import nn
 import msprobe
 from helpers import collect, debugger
 from msprobe.errors import UsageError
+from msprobe.records import Record
 from msprobe.values import PlainValue, TensorValue
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -221,6 +223,22 @@ def test_rank_folder_is_a_dump_of_one_rank(tmp_path: Path) -> None:
     record_steps(tmp_path, 1)
     (rank,) = msprobe.read(tmp_path).ranks
     assert msprobe.read(rank.path).ranks[0].names() == rank.names()
+
+
+@pytest.mark.parametrize("documented", [msprobe.read, Record], ids=["read", "Record"])
+def test_examples_in_the_documentation_run(
+    documented: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = debugger(tmp_path / "dump", level="L1", task="tensor")
+    watcher.start(rank_id=0)
+    torch.relu(torch.tensor([-1.0, 2.0]))
+    torch.log(torch.tensor([0.0, 2.0]))
+    watcher.stop()
+    watcher.step()
+    monkeypatch.chdir(tmp_path)
+    (test,) = doctest.DocTestFinder(recurse=False).find(documented, "example")
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_path_without_a_dump_is_a_usage_error(tmp_path: Path) -> None:

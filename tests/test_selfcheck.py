@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from msprobe.equality import Verdict, judge
 from msprobe.cli import main
+from msprobe.equality import Verdict, judge
 from msprobe.pytorch.fingerprint import fingerprint, leaves_of, rng_states
 from msprobe.scripts import Run
 from runner import run_script

@@ -29,11 +29,14 @@ class Record:
 
     ``raw`` is the record as in the file.
 
-    >>> record = msprobe.read("./dump").ranks[0]["Functional.relu.0.forward"]  # doctest: +SKIP
-    >>> record["output"][0].norm                                              # doctest: +SKIP
-    1.5
-    >>> [value.place for value in record.tensors]                             # doctest: +SKIP
+    >>> import msprobe
+    >>> record = msprobe.read("./dump").step(0).rank(0)["Torch.log.0.forward"]
+    >>> record["input_args"][0].norm, record["output"][0].min
+    (2.0, -inf)
+    >>> [value.place for value in record.tensors]
     ['input_args.0', 'output.0']
+    >>> record.parent is None, record.stack[0].startswith("File ")
+    (True, True)
     """
 
     name: str

@@ -117,8 +117,11 @@ class Journal:
             lines.append((name, line))
         return lines
 
-    def flush(self, compact: bool = False) -> None:
-        """Write what has been collected. Errors of the file system are logged, not raised."""
+    def flush(self, compact: bool = False, *, last: bool = False) -> None:
+        """Write what has been collected. Errors of the file system are logged, not raised.
+
+        ``compact``: a window has ended; ``last``: the step has.
+        """
         with self._lock:
             self._idle = True
             running = list(self.running.items())
@@ -143,7 +146,9 @@ class Journal:
             ended = {name for name, _ in records}
             # Copies: the call may go on and add its output while they become text.
             draft = [(n, dict(c.record)) for n, c in running if n not in ended and c.record]
-            self._write(records, [*draft, *list(self.drafts.items())], compact)
+            self._write(records, [*draft, *list(self.drafts.items())])
+            if compact or last:
+                self._compact(last)
 
     def read_back(self) -> None:
         """Bring all values that are still on a device to the host, in one copy."""
@@ -153,15 +158,19 @@ class Journal:
         for values, use in deferred:
             use(None if values is None else next(read))
 
-    def _write(self, records: list[Any], draft: list[Any], compact: bool) -> None:
+    def _write(self, records: list[Any], draft: list[Any]) -> None:
         try:
             self.writer.append(
                 records, draft, _drain(self.parents), _drain(self._stacks), callstack.render
             )
-            if compact:
-                self.writer.compact()
         except OSError as error:
             self.writer.log("writing the records", error)
+
+    def _compact(self, last: bool) -> None:
+        try:
+            self.writer.compact(now=last)
+        except OSError as error:
+            self.writer.log("writing stack.json in compact form", error)
 
     def move_to(self, folder: str) -> None:
         """Go on in another folder, with all that has been written."""
@@ -175,7 +184,7 @@ class Journal:
             if not call.failed:
                 self.incomplete[name] = _NOT_RETURNED
             call.failed = True
-        self.flush(compact=True)  # drafts stay drafts: their gradients may come later
+        self.flush(last=True)  # drafts stay drafts: their gradients may come later
         with self._lock:
             notes = {**coverage, "records_incomplete": self.incomplete}
             self.writer.write_json("coverage.json", notes)

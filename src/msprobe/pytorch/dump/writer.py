@@ -24,6 +24,7 @@ _JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.js
 _HIDDEN = {name for file in _JSON for name in jsonfile.hidden_names(file)}
 _LOG = "dump_error_info.log"
 _TENSORS = "dump_tensor_data"
+_SMALL = 1 << 14  # bytes of a stack.json that is written anew at every stop()
 
 
 class Writer:
@@ -41,7 +42,7 @@ class Writer:
         self.folder = folder
         self.debug = header["level"] == "debug"
         self._warned = warned  # causes that have been said, in this step or an earlier one
-        os.makedirs(folder, exist_ok=True)
+        _make(folder)
         _empty(folder)
         self.tensor_folder = os.path.join(folder, _TENSORS)
         if keeps_tensors:
@@ -57,6 +58,7 @@ class Writer:
         self._stacks: dict[tuple[str, ...], list[str]] = {}  # frames → records with this stack
         self._frames: dict[Any, tuple[str, ...]] = {}  # stack key → frames as text
         self._stack_entries = 0
+        self._compacted_bytes = 0  # length of stack.json when it was last written in compact form
         self.bytes_in_tensors = 0
 
     def _head(self) -> str:
@@ -107,9 +109,15 @@ class Writer:
         """Whether stack.json is written."""
         return self._stack is not None
 
-    def compact(self) -> None:
-        """Write stack.json once more with each stack once, if some stand there several times."""
+    def compact(self, *, now: bool) -> None:
+        """Write stack.json once more with each stack once, if some stand there several times.
+
+        Unless ``now``, a large file only when it has doubled since: a step may have thousands of
+        windows, and what each of them writes must not grow with their number.
+        """
         if self._stack is None or self._stack_entries == len(self._stacks):
+            return
+        if not now and _SMALL < self._stack.size_bytes() < 2 * self._compacted_bytes:
             return
         path = self._stack.path
 
@@ -123,6 +131,7 @@ class Writer:
         jsonfile.replace_file(path, write)
         self._stack.close()
         self._stack = jsonfile.JsonFile.resume(path, "{", "}")
+        self._compacted_bytes = self._stack.size_bytes()
         self._stack_entries = len(self._stacks)
 
     def tensor_name(self, path: str, tensor: Any) -> str:
@@ -170,6 +179,7 @@ class Writer:
         for file in (self._data, self._stack, self._construct):
             if file is not None:
                 file.move_to(os.path.join(folder, os.path.basename(file.path)))
+        _remove_links(folder)
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         if os.path.isdir(folder):
             _empty(folder)
@@ -207,6 +217,19 @@ class Writer:
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
 _LOG_FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE
+
+
+def _make(folder: str) -> None:
+    _remove_links(folder)
+    os.makedirs(folder, exist_ok=True)
+
+
+def _remove_links(folder: str) -> None:
+    """The folders of the step and the rank are ours: a link there would lead to other files."""
+    for path in (os.path.dirname(folder), folder):
+        if os.path.islink(path):
+            os.unlink(path)
+            _logger.warning("%s: removed a symbolic link that stood in place of our folder", path)
 
 
 def _empty(folder: str, *, quiet: bool = False) -> None:
