@@ -321,10 +321,11 @@ class StepRun:
         missing = self.missing()
         never = missing["modules_never_called"]
         said = list(missing["selection_unmatched"])
-        if never:
+        if len(never) == 1:
+            said.append(f"1 module was never called ({never[0]})")
+        elif never:
             first = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
-            were = "modules were" if len(never) > 1 else "module was"
-            said.append(f"{len(never)} {were} never called ({first})")
+            said.append(f"{len(never)} modules were never called ({first})")
         if said:
             self.writer.log("not recorded", "; ".join(said))
         self.journal.close({**missing, **notes})
