@@ -28,6 +28,10 @@ class Flusher:
             if self._thread is None:
                 self._start()
 
+    def forget_run(self, run: Any) -> None:
+        """``run`` has been written to its end: do not keep it alive until the next round."""
+        self._dirty.discard(run)
+
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopped.is_set():

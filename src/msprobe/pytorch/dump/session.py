@@ -323,7 +323,11 @@ class Session:
     def _end_run(self, run: StepRun, discard: bool) -> None:
         if discard:
             run.guard("step(dump=False)", run.journal.discard)
-            return
+        else:
+            self._write_run(run)
+        self._flusher.forget_run(run)
+
+    def _write_run(self, run: StepRun) -> None:
         rank = device.current_rank()
         if rank is not None:
             self._move(run, rank)
