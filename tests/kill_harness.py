@@ -35,6 +35,7 @@ Log = Callable[[int, int], None]  # (step, iteration of that step): completed ju
 
 PROMISED_S = 1.0  # what is older than this when the process dies is on disk
 LONGEST_LIFE_S = 2.4
+DEEPEST = 4  # calls inside each other: two containers, a module, a function
 LEVELS = ("L0", "L1", "mix")
 TASKS = ("statistics", "tensor")
 _JSON = ("dump.json", "stack.json", "construct.json")
@@ -249,21 +250,26 @@ def inspect(case: Case, folder: Path, killed_at: float) -> Findings:
 
 
 def _look_at_unfinished(found: Findings, place: Path, data: dict[str, Any]) -> None:
-    is_running = [".forward" in name and "output" not in data[name] for name in data]
-    if is_running != sorted(is_running):
+    settled = list(data)[:-DEEPEST]
+    if any(".forward" in name and "output" not in data[name] for name in settled):
         found.problems.append(f"{place}: a call that was running does not stand at the end")
 
 
 def _look_beside(
     found: Findings, case: Case, place: Path, data: dict[str, Any], contents: dict[str, Any]
 ) -> None:
-    done = [n for n, record in data.items() if ".backward" in n or "output" in record]
+    # The last ones were running when the file was written: their stacks come when they end.
+    done = list(data)[:-DEEPEST]
     stacked = {name for names, _ in contents["stack.json"].values() for name in names}
     for name in done:
         if ".forward" in name and name not in stacked:
             found.problems.append(f"{place}: {name} has no stack")
-        if case.level != "L1" and name not in contents["construct.json"]:
+        if case.level != "L1" and _belongs(name) and name not in contents["construct.json"]:
             found.problems.append(f"{place}: {name} is not in construct.json")
+
+
+def _belongs(name: str) -> bool:
+    return "parameters_grad" not in name
 
 
 def _look_at_tensors(found: Findings, place: Path, data: dict[str, Any]) -> None:
@@ -364,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--program", choices=PROGRAMS, help="only this kind of run")
     options = parser.parse_args(arguments)
+    os.environ["MSPROBE_LOG"] = "warning"
     luck = random.Random(options.seed)
     fitting = [c for c in CASES if options.program in (None, c.program)]
     cases = [fitting[i % len(fitting)] for i in range(options.kills)]

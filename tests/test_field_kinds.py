@@ -1268,6 +1268,28 @@ def test_odd_argument_has_its_entry(kind: str, tmp_path: Path) -> None:
     assert record["input_kwargs"] == {"option": expected}
 
 
+class RefusingArray(np.ndarray[Any, Any]):
+    def max(self, *_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("no maximum")
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_value_that_can_not_be_described_costs_its_own_entry_only(
+    task: str, tmp_path: Path
+) -> None:
+    """A2, BB29."""
+    odd = np.ones(2).view(RefusingArray)
+    dump = take(tmp_path, [odd, 1], 2, task=task, first=odd, second=[3, odd], third=torch.ones(1))
+    record = dump.data["Apis.take.0.forward"]
+    (first, one), two = record["input_args"]
+    assert first["type"].endswith("RefusingArray")
+    assert (one["value"], two["value"]) == (1, 2)
+    assert list(record["input_kwargs"]) == ["first", "second", "third"]
+    assert record["input_kwargs"]["second"][0] == {"type": "int", "value": 3}
+    assert record["input_kwargs"]["third"]["Max"] == 1.0
+    assert any("no maximum" in line for line in dump.errors())
+
+
 def test_argument_whose_parts_are_reached_on_endless_paths_is_cut(tmp_path: Path) -> None:
     """Objects that refer to each other: little memory, 2**60 paths, and a tensor at the end."""
     value: list[Any] = [torch.ones(1)]

@@ -83,6 +83,10 @@ class RefusingInt(int):
     __int__ = __index__ = __str__ = __repr__ = Refuses._refuse  # type: ignore[assignment]
 
 
+class RefusingArray(np.ndarray[Any, Any]):
+    max = min = mean = Refuses._refuse  # type: ignore[assignment]
+
+
 @dataclasses.dataclass
 class HalfBuilt:
     here: int
@@ -134,7 +138,8 @@ SINGLES: list[Callable[[], Any]] = [
     lambda: np.zeros(2, "i4,f8"), lambda: np.longdouble(1), lambda: np.complex64(1j),
     lambda: np.float16("nan"), lambda: np.bool_(True), lambda: np.str_("\ud800"),
     lambda: np.arange(6.0)[::-2], lambda: np.array([1 + 1j]), lambda: np.ma.masked_array([1, 2]),
-    lambda: np.void(b"ab"), lambda: torch.topk(torch.ones(3), 1), lambda: torch.iinfo(torch.int8),
+    lambda: np.void(b"ab"), lambda: np.ones(2).view(RefusingArray),
+    lambda: torch.topk(torch.ones(3), 1), lambda: torch.iinfo(torch.int8),
 ]  # fmt: skip
 ODD_KEYS = [
     "\udcff", Level.HIGH, torch.float32, int, object(), frozenset([1]), 10**5000, RefusingText("k"),

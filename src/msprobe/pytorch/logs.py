@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TextIO
 
 from msprobe.errors import ConfigError
 
@@ -13,16 +12,15 @@ LOGGER = logging.getLogger("msprobe")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _Stderr(logging.Handler):
     """Writes to what ``sys.stderr`` is at the time of the message, not at construction."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        """The stream to write to."""
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one message; a stream that is closed or full costs the message only."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def show_messages() -> None:

@@ -145,7 +145,7 @@ class Writer:
         try:
             with os.fdopen(fd, "wb") as file:
                 if isinstance(tensor, np.ndarray):
-                    np.save(file, tensor, allow_pickle=False)
+                    np.save(file, np.asarray(tensor), allow_pickle=False)
                 else:
                     _torch_save(tensor, file)
                 self.bytes_in_tensors += file.tell()
