@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "files": ("leaves values", "~.jsonfile ~.writer ~.background ~.journal"),
     "records": ("leaves graph", "~.call ~.saved"),
-    "run": ("leaves graph configuration values files records", "~.run"),
+    "run": ("leaves graph configuration values files records", "~.run ~.runs"),
     "recording": ("leaves graph records run", "~.recording"),
     "interception": (
         "base leaves graph configuration records recording",  # the run is reached through the gate

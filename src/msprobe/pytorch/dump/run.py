@@ -45,6 +45,7 @@ class StepRun:
         self.writer = writer
         self.thread = thread
         self.passes = passes
+        self.step = 0
         self.rank: int | None = None
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
         self.hooked: dict[Any, type] = {}  # modules that could have run → their class

@@ -21,18 +21,15 @@ from .api_dump.custom import CustomApis, triton_patch
 from .arguments import check_models, check_rank_id, check_token_range
 from .config import DumpConfig, Level
 from .config_keys import filters_in
-from .flusher import Flusher
 from .gate import Gate
 from .module_dump.focus import Focus
 from .module_dump.hooks import named_parts
 from .reload import ConfigFile
 from .run import StepRun
+from .runs import Runs, folder_of
 from .saved import save
-from .tasks import TASKS
 from .tokens import request_slice, watch_tokens
-from .verdicts import Bench, has_overflow, read_bench
 from .window import Window
-from .writer import Writer
 
 _logger = logging.getLogger("msprobe")
 
@@ -56,7 +53,6 @@ class Session:
         self.closed = off  # nothing more will be recorded
         self.ended = False  # a task has seen what it was to see
         self.run: StepRun | None = None
-        self._runs: dict[str, StepRun] = {}  # dump_path → what is collected there in this step
         self._overrides: dict[str, Any] = {}  # set on debugger.config: stronger than the file
         self.gate = Gate()
         self.window = Window(self.gate)
@@ -66,12 +62,10 @@ class Session:
         recorded = config.level in (Level.L1, Level.MIX) and not off
         self._unseen = unseen.Counting(self.gate) if recorded and unseen.wanted() else None
         self._file = ConfigFile(config, load)
-        self._passes = gradients.Passes()
-        self._flusher = Flusher()
+        self._runs = Runs(self.gate.thread, gradients.Passes(), self._end_collecting)
         self._wrappers: list[tuple[Any, str, Any]] = []
         self.focus = Focus(self.gate)
         self._said: set[str] = set()
-        self._warned: set[str] = set()
         if recorded:
             self._builtin_wrappers()
         atexit.register(self.close)
@@ -113,11 +107,14 @@ class Session:
             )
         self.gate.run = run
         self.gate.open = True
-        self._install(models, listed)
+        if not run.guard("start", self._install, models, listed):
+            self.gate.open = False  # the log says why; the training goes on without us
+            self.window.close()
+            return
         if tokens is not None:
             self.window.hold(watch_tokens(models[0], *tokens, self.gate))
 
-    def _install(self, models: list[nn.Module], listed: bool) -> None:
+    def _install(self, models: list[nn.Module], listed: bool) -> bool:
         config = self.config
         if config.level != Level.L0 and not self.window.is_open:
             builtin = self._builtin_wrappers()
@@ -131,6 +128,7 @@ class Session:
         self.window.is_open = True
         if self._unseen is not None:
             self._unseen.enter()
+        return True
 
     def stop(self) -> None:
         """Close the window and write what it has collected."""
@@ -141,10 +139,7 @@ class Session:
             self.focus.end(forgotten=True)
             self.window.close()
             self.works.finish_all()
-        if self._runs:
-            self._passes.finish_all()
-        for run in self._runs.values():
-            run.guard("stop", run.journal.flush, True)
+        self._runs.flush()
 
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
@@ -167,7 +162,7 @@ class Session:
         self._close_runs()
         self.window.close()  # what another patch covered at stop() and has uncovered since
         self.closed = True
-        self._flusher.stop()
+        self._runs.stop()
         atexit.unregister(self.close)
 
     def forget(self) -> None:
@@ -175,12 +170,10 @@ class Session:
 
         A child that calls start() itself begins with a clean state and its own folder.
         """
-        self._flusher.forget()
-        self._flusher = Flusher()
+        self._runs.forget()
         self.gate.open = False
         self.window.close()
         self.run = self.gate.run = None
-        self._runs = {}
 
     def reload(self, *, force: bool = False) -> None:
         """Take a changed configuration file over, between steps only."""
@@ -252,93 +245,23 @@ class Session:
 
     def _open_run(self, rank: int | None) -> StepRun | None:
         """The run of this step; None, with one warning, if its files can not be made."""
-        path = self.config.dump_path  # may change between two windows of a step, and back
-        run = self._runs.get(path)
-        if run is None:
-            try:
-                run = self._runs[path] = self._new_run(rank)
-            except OSError as error:
-                self._say_once(f"nothing is recorded in {self._folder(rank)}: {error}")
-                return None
-        elif rank is not None:
-            self._move(run, rank)
-        self.run = run
-        return run
-
-    def _new_run(self, rank: int | None) -> StepRun:
-        config = self.config
-        task = TASKS[config.task]
-        writer = Writer(
-            self._folder(rank),
-            {"task": config.task, "level": config.level.value, "framework": "pytorch"},
-            keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
-            extra=config.extra_info,
-            warned=self._warned,
-        )
-        run = StepRun(config, writer, self.gate.thread, self._passes, self._flusher.wake)
-        run.rank = rank
-        if task.only_bad:
-            run.judge_by(has_overflow, config.overflow_nums, self._end_collecting)
-        elif config.bench_path is not None:
-            bench = self._bench(config.bench_path, rank)
-            run.judge_by(bench.differs, config.diff_nums, self._end_collecting)
-        return run
-
-    def _bench(self, path: str, rank: int | None) -> Bench:
         try:
-            return Bench(read_bench(path, self.step_number, self._rank_name(rank)))
-        except (OSError, ValueError, KeyError) as error:
-            _logger.warning(
-                "bench_path: step %d has no readable dump to compare with, so no tensor of this"
-                " step is saved: %s", self.step_number, error,
-            )
-            return Bench({})
+            self.run = self._runs.get(self.config, self.step_number, rank)
+        except OSError as error:
+            folder = folder_of(self.config, self.step_number, rank)
+            self._say_once(f"nothing is recorded in {folder}: {error}")
+            return None
+        return self.run
+
+    def _close_runs(self, *, discard: bool = False) -> None:
+        self.run = self.gate.run = None
+        self._runs.close(self._notes() if self._runs else {}, discard=discard)
 
     def _end_collecting(self, why: str) -> None:
         """A task has seen what it was to see. What is installed goes at the next stop()."""
         _logger.warning("%s", why)
         self.gate.open = False
         self.ended = True
-
-    @staticmethod
-    def _rank_name(rank: int | None) -> str:
-        return f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-
-    def _folder(self, rank: int | None) -> str:
-        step = f"step{self.step_number}"
-        return os.path.join(self.config.dump_path, step, self._rank_name(rank))
-
-    def _move(self, run: StepRun, rank: int) -> None:
-        """The rank has become known: the folder of the step gets its name."""
-        if run.rank is None:
-            run.rank = rank
-            run.guard("renaming the folder", run.journal.move_to, self._folder(rank))
-
-    def _close_runs(self, *, discard: bool = False) -> None:
-        runs, self._runs = list(self._runs.values()), {}
-        self.run = self.gate.run = None
-        for run in runs:
-            self._end_run(run, discard)
-
-    def _end_run(self, run: StepRun, discard: bool) -> None:
-        if discard:
-            run.guard("step(dump=False)", run.journal.discard)
-        else:
-            self._write_run(run)
-        self._flusher.forget_run(run)
-
-    def _write_run(self, run: StepRun) -> None:
-        rank = device.current_rank()
-        if rank is not None:
-            self._move(run, rank)
-        run.guard("step", run.close, self._notes())
-        if run.rank in (None, 0):
-            where = os.path.dirname(run.writer.folder)
-            size_mb = run.writer.size_bytes() / 1e6
-            _logger.info(
-                "%s is at %s (%d records, %.1f MB)",
-                run.writer.main_file, where, run.journal.records, size_mb,
-            )
 
     def _notes(self) -> dict[str, Any]:
         """Entries of coverage.json that belong to the session."""
