@@ -255,7 +255,8 @@ class Session:
 
     def _close_runs(self, *, discard: bool = False) -> None:
         self.run = self.gate.run = None
-        self._runs.close(self._notes() if self._runs else {}, discard=discard)
+        notes = self._notes() if self._runs and not discard else {}
+        self._runs.close(notes, discard=discard)
 
     def _end_collecting(self, why: str) -> None:
         """A task has seen what it was to see. What is installed goes at the next stop()."""
