@@ -131,7 +131,7 @@ class Case:
 
 CASES = [
     *(Case(p, level, task) for p in list(PROGRAMS)[:3] for level in LEVELS for task in TASKS),
-    Case("large_records", "L1", "statistics"),
+    *[Case("large_records", "L1", "statistics")] * 2,
 ]
 
 

@@ -73,7 +73,9 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", [name for name in example_scripts() if name in OUTPUT])
 def test_example_prints_what_it_found(name: str, tmp_path: Path) -> None:
-    code, output = run_script(EXAMPLES / f"{name}.py", [str(tmp_path / "dump")], tmp_path)
+    code, output = run_script(
+        EXAMPLES / f"{name}.py", [str(tmp_path / "dump")], tmp_path, {"MSPROBE_LOG": "info"}
+    )
     assert code == 0, output
     missing = [line for line in OUTPUT[name] if not re.search(f"^{line}$", output, flags=re.M)]
     assert missing == [], output

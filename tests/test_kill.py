@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -38,10 +39,7 @@ def only_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSPROBE_LOG", "warning")
 
 
-
 def harness(*arguments: str) -> tuple[int, str]:
-    import os
-
     done = subprocess.run(
         [sys.executable, HARNESS, *arguments],
         env={**os.environ, **_environment()},
@@ -54,15 +52,28 @@ def harness(*arguments: str) -> tuple[int, str]:
 
 
 def test_runs_killed_at_random_moments_keep_what_is_a_second_old() -> None:
-    """Every level, statistics and tensor. 200 kills: python tests/kill_harness.py --kills 200."""
-    code, output = harness("--kills", "18", "--seed", "1")
+    """Every level, statistics and tensor. 200 kills: python tests/kill_harness.py --kills 200.
+
+    Two of the runs write megabytes at a time: the kernel cuts a write off at a page boundary when
+    the process is killed.
+    """
+    code, output = harness("--kills", "20", "--seed", "1")
     assert code == 0, output
 
 
-def test_runs_killed_in_the_middle_of_a_large_write_leave_whole_files() -> None:
-    """The kernel cuts a write off at a page boundary when the process is killed."""
-    code, output = harness("--kills", "8", "--program", "large_records")
-    assert code == 0, output
+def test_file_that_can_be_seen_is_never_written_to(tmp_path: Path) -> None:
+    """Why the above holds: a write goes to another file, which then takes the name."""
+    watcher = debugger(tmp_path, level="L1")
+    watcher.start()
+    path = rank_folder(tmp_path) / "dump.json"
+    for number in range(4):
+        with path.open() as seen:
+            before = path.read_text()
+            torch.tanh(torch.ones(1))
+            watcher.stop()
+            watcher.start()
+            assert seen.read() == before
+        assert len(read_data(tmp_path)) == number + 1
 
 
 # ---- ended by themselves -----------------------------------------------------------------------
@@ -142,10 +153,9 @@ def check_files(dump_path: Path, expected: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("end", "expected_code"),
-    [("SIGTERM a second later", -signal.SIGTERM), ("os._exit a second later", 3)],
+    ("level", "end", "expected_code"),
+    [("L0", "SIGTERM a second later", -signal.SIGTERM), ("mix", "os._exit a second later", 3)],
 )
-@pytest.mark.parametrize("level", ["L0", "mix"])
 def test_end_without_warning_keeps_what_is_a_second_old(
     level: str, end: str, expected_code: int, tmp_path: Path
 ) -> None:
@@ -317,7 +327,7 @@ def files_in_a_hang(path: Path, run: Callable[[], Any], name: str) -> dict[str, 
     return seen[0] if seen else None
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("task", ["tensor"])
 def test_function_that_hangs_is_the_last_record_with_its_inputs(task: str, tmp_path: Path) -> None:
     watcher = debugger(tmp_path, level="L1", task=task)
     watcher.register_custom_api(Hang, "wait")

@@ -26,6 +26,11 @@ def check_models(model: Any, level: Level, *, needed: bool) -> tuple[list[nn.Mod
             )
         return [], False
     listed = isinstance(model, (list, tuple))
+    if listed and not model:
+        raise UsageError(
+            "start() got an empty list of models; expected at least one torch.nn.Module."
+            " Example: debugger.start(model=[chunk_0, chunk_1])."
+        )
     models = list(model) if listed else [model]
     for number, part in enumerate(models):
         if not isinstance(part, nn.Module):

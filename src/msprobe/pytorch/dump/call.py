@@ -102,12 +102,12 @@ class Call:
 
     def grad_output(self, place: int, grad: Any) -> None:
         """Gradient of output ``place``."""
-        if self.takes_backward and self.run.takes_input:
+        if self.takes_backward and self.run.takes_input and self._grads_out is not None:
             self._grads_out[place] = self._describe(grad, "input", place)
 
     def grad_input(self, place: int, grad: Any) -> None:
         """Gradient of input ``place``."""
-        if self.takes_backward and self.run.takes_output:
+        if self.takes_backward and self.run.takes_output and self._grads_in is not None:
             self._grads_in[place] = self._describe(grad, "output", place)
 
     def _describe(self, grad: Any, section: str, place: int) -> Entry:
@@ -128,7 +128,7 @@ class Call:
         run, name = self.run, self.backward
         if self._times:
             name = self.backward_name()
-        if self.takes_backward:
+        if self.takes_backward and self._grads_in is not None:
             record = {}
             if run.takes_input:
                 shape = self.outputs if type(self.outputs) is tuple else self._results()

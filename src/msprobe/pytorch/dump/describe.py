@@ -6,10 +6,12 @@ tell tensors from mappings without a second walk over the values themselves.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import operator
 import sys
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -149,7 +151,9 @@ def _scalar(value: Any, *_: Any) -> Entry:
 
 
 def _sequence(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
-    parts = value if type(value) in (list, tuple) else _asked(list, value)
+    # The elements themselves: a subclass's own methods are the user's code and do not run.
+    iterate = list.__iter__ if isinstance(value, list) else tuple.__iter__
+    parts = value if type(value) in (list, tuple) else list(iterate(value))
     inside = _inside(value, parts, trail)
     if inside is None:
         return _unknown(value)
@@ -198,11 +202,20 @@ def _key_text(key: Any) -> str:
 
 
 def _mapping(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
-    return _items(_asked(lambda v: list(v.items()), value), value, path, on_tensor, trail)
+    return _items(list(dict.items(value)), value, path, on_tensor, trail)
+
+
+def _wrapped_mapping(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
+    # UserDict (BatchEncoding of transformers) and mapping proxies: what they wrap.
+    inner = vars(value).get("data") if isinstance(value, collections.UserDict) else dict(value)
+    if not isinstance(inner, dict):
+        return _unknown(value)
+    return _items(list(dict.items(inner)), value, path, on_tensor, trail)
 
 
 def _named_tuple(value: Any, path: str, on_tensor: OnTensor, trail: Trail) -> Any:
-    items = _asked(lambda v: list(zip(v._fields, v, strict=True)), value)
+    fields = type(value)._fields
+    items = list(zip(fields, tuple.__iter__(value), strict=False))
     return _items(items, value, path, on_tensor, trail)
 
 
@@ -335,7 +348,9 @@ _BY_BASE: list[tuple[Callable[[type], bool], Describer]] = [
     (_below(float), lambda v, *_: Entry(type=type(v).__name__, value=float.__pos__(v))),
     (_below(str), lambda v, *_: Entry(type=type(v).__name__, value=str.__str__(v))),
     (_below(list), _sequence),
-    (_below(Mapping), _mapping),
+    (_below(dict), _mapping),
+    (_below(collections.UserDict), _wrapped_mapping),
+    (_below(types.MappingProxyType), _wrapped_mapping),
     (lambda kind: hasattr(kind, "n_sequence_fields"), _structseq),
     (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _named_tuple),
     (_below(tuple), _sequence),

@@ -18,6 +18,8 @@ from .run import StepRun
 
 _SCALARS = frozenset({bool, int, float, str})
 _grad_enabled = torch.is_grad_enabled
+# Inside vmap, grad, ...: the graph there belongs to the transform.
+_interpreter: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -43,7 +45,8 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         call.inputs = places([*listed, *named.values()] if named else listed)
     if call.wanted and run.takes_forward:
         _begun(call, listed, named)
-    if run.listens and _grad_enabled() and not (spec is not None and spec.writes_arguments):
+    collective = spec is not None and spec.writes_arguments
+    if run.listens and _grad_enabled() and _interpreter() is None and not collective:
         call.seen = edges.Watch(found, run.thread.autocast)
 
 
@@ -106,7 +109,8 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
 
 def _emit(call: Call, output: Any) -> None:
     run = call.run
-    takes = call.wanted and run.takes_forward and bool(call.record)
+    # A call that was running when its step ended has been written as it was then.
+    takes = call.wanted and run.takes_forward and bool(call.record) and not call.failed
     if takes and run.judges:
         run.mark(call.record, output)
         takes = run.judge(call.forward, output, call.held)

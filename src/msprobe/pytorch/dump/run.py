@@ -48,6 +48,7 @@ class StepRun:
         self.step = 0
         self.rank: int | None = None
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
+        self.fused: set[str] = set()  # modules whose fused kernel a hook would switch off
         self.hooked: dict[Any, type] = {}  # modules that could have run → their class
         self.kept_nodes: list[Any] = []  # accumulators of leaves given to save()
         self.parameter_groups: weakref.WeakValueDictionary[str, Any] = (
@@ -297,9 +298,12 @@ class StepRun:
 
     # ---- what is missing ----------------------------------------------------------------------
 
-    def may_run(self, parts: Sequence[tuple[int | None, str, Any]]) -> None:
-        """Modules that are recorded if they run, to tell which ones did not."""
+    def may_run(
+        self, parts: Sequence[tuple[int | None, str, Any]], fused: Sequence[str]
+    ) -> None:
+        """Modules that are recorded if they run, and those that are left to fused kernels."""
         self.hooked.update({(index, fqn): type(module) for index, fqn, module in parts})
+        self.fused.update(fused)
 
     def missing(self) -> dict[str, list[str]]:
         """What was asked for and not recorded: see coverage.json."""
@@ -313,6 +317,7 @@ class StepRun:
         unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
         return {
             "modules_never_called": [f if i is None else f"{i}.{f}" for i, f in never],
+            "modules_left_to_fused_kernels": sorted(self.fused),
             "selection_unmatched": unmet,
         }
 
@@ -327,6 +332,12 @@ class StepRun:
         elif never:
             first = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
             said.append(f"{len(never)} modules were never called ({first})")
+        if self.fused:
+            first = ", ".join(sorted(self.fused)[:3])
+            said.append(
+                f"{len(self.fused)} TransformerEncoderLayer in eval mode ({first}): a hook would"
+                " switch torch's fused kernel off and change the results"
+            )
         if said:
             self.writer.log("not recorded", "; ".join(said))
         self.journal.close({**missing, **notes})

@@ -31,6 +31,7 @@ class Runs:
         self._open: dict[str, StepRun] = {}
         self._flusher = Flusher()
         self._warned: set[str] = set()
+        self._base = os.getcwd()
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -52,6 +53,7 @@ class Runs:
             keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
             extra=config.extra_info,
             warned=self._warned,
+            base=self._base,
         )
         run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
         run.step, run.rank = step, rank
@@ -114,7 +116,7 @@ def _write(run: StepRun, notes: Mapping[str, Any]) -> None:
         _logger.info(
             "%s is at %s (%d records, %.1f MB)",
             run.writer.main_file,
-            os.path.dirname(run.writer.folder),
+            os.path.dirname(run.writer.shown),
             run.journal.records,
             run.writer.size_bytes() / 1e6,
         )

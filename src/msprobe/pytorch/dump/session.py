@@ -101,17 +101,20 @@ class Session:
         if rank in (None, 0):
             config = self.config
             self._say_once(
-                f"recording level {config.level}, task {config.task}, to {run.writer.folder}",
+                f"recording level {config.level}, task {config.task}, to {run.writer.shown}",
                 logging.INFO,
                 key="recording",
             )
         self.gate.run = run
         self.gate.open = True
-        if not run.guard("start", self._install, models, listed):
-            self.gate.open = False  # the log says why; the training goes on without us
-            self.window.close()
-            return
-        if tokens is not None:
+        opened = None
+        try:
+            opened = run.guard("start", self._install, models, listed)
+        finally:
+            if not opened:  # an error of ours, or Ctrl-C: nothing stays behind
+                self.gate.open = False
+                self.window.close()
+        if opened and tokens is not None:
             self.window.hold(watch_tokens(models[0], *tokens, self.gate))
 
     def _install(self, models: list[nn.Module], listed: bool) -> bool:
@@ -121,9 +124,9 @@ class Session:
             custom = [*triton_patch(self.gate), *self.custom.wrappers()]
             self.window.open_apis(builtin, custom, models, config.level == Level.MIX)
         if config.level != Level.L1:
-            parts = list(named_parts(models, listed))
+            parts, fused = named_parts(models, listed)
             if self.run is not None:
-                self.run.may_run(parts)
+                self.run.may_run(parts, fused)
             self.window.open_modules(parts)
         self.window.is_open = True
         if self._unseen is not None:

@@ -78,7 +78,7 @@ def describer(
             plain = value.detach() if value.requires_grad else value
             entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
         elif isinstance(value, np.ndarray):
-            return _array_entry(value, path, sink, keeps)
+            return _array(value, path, sink, keeps)
         else:
             entry, plain = _place(value, slices)
         try:
@@ -262,6 +262,15 @@ def _shares(one: Any, other: Any) -> bool:
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return False
     return bool(one.device == other.device and one.data_ptr() == other.data_ptr())
+
+
+def _array(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:
+    try:
+        return _array_entry(array, path, sink, keeps)
+    except Exception as reason:  # an odd subclass costs its own entry only
+        sink.problem(path, reason)
+        kind = type(array)
+        return Entry(type=f"{kind.__module__}.{kind.__qualname__}", value=None)
 
 
 def _array_entry(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:

@@ -38,8 +38,11 @@ class Writer:
         keeps_tensors: bool,
         extra: bool,
         warned: set[str],
+        base: str = "",
     ) -> None:
-        self.folder = folder
+        self._base = base  # a relative folder stays where it was meant, whatever chdir() does
+        self.shown = folder
+        folder = self.folder = os.path.join(base, folder)
         self.debug = header["level"] == "debug"
         self._warned = warned  # causes that have been said, in this step or an earlier one
         _make(folder)
@@ -47,7 +50,8 @@ class Writer:
         self.tensor_folder = os.path.join(folder, _TENSORS)
         if keeps_tensors:
             os.makedirs(self.tensor_folder, exist_ok=True)
-        self._header = {**header, "dump_data_dir": self.tensor_folder if keeps_tensors else None}
+        shown = os.path.join(self.shown, _TENSORS)
+        self._header = {**header, "dump_data_dir": shown if keeps_tensors else None}
         name = self.main_file = "debug.json" if self.debug else "dump.json"
         self._data = jsonfile.JsonFile(os.path.join(folder, name), self._head(), "}}")
         self._stack: jsonfile.JsonFile | None = None
@@ -161,7 +165,7 @@ class Writer:
             cause = error.strerror  # the same for every file
         if cause not in self._warned:
             self._warned.add(cause)
-            _logger.warning("%s: %s (see %s in %s)", where, text, _LOG, self.folder)
+            _logger.warning("%s: %s (see %s in %s)", where, text, _LOG, self.shown)
             if isinstance(error, BaseException):
                 text += "\n" + "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
@@ -176,6 +180,7 @@ class Writer:
 
     def move_to(self, folder: str) -> None:
         """Rename the folder (the rank has become known)."""
+        self.shown, folder = folder, os.path.join(self._base, folder)
         for file in (self._data, self._stack, self._construct):
             if file is not None:
                 file.move_to(os.path.join(folder, os.path.basename(file.path)))
@@ -191,7 +196,7 @@ class Writer:
         self.folder = folder
         self.tensor_folder = os.path.join(folder, _TENSORS)
         if self._header["dump_data_dir"] is not None:
-            self._header["dump_data_dir"] = self.tensor_folder
+            self._header["dump_data_dir"] = os.path.join(self.shown, _TENSORS)
             self._data.replace_head(self._head())
 
     def discard(self) -> None:

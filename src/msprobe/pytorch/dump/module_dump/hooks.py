@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -128,17 +127,40 @@ class HookPair:
         module._forward_hooks_always_called.pop(number, None)
 
 
-def named_parts(models: list[nn.Module], listed: bool) -> Iterator[tuple[int | None, str, Any]]:
-    """(index, fqn, module) of every module below the models; the models are not recorded.
+Part = tuple[int | None, str, nn.Module]
 
-    The index is that of the model in its list, None for a single model. Scripted modules take no
-    hooks of this kind and are passed over.
+
+def named_parts(models: list[nn.Module], listed: bool) -> tuple[list[Part], list[str]]:
+    """(index, fqn, module) of every module below the models, and the names left out.
+
+    The models themselves are not recorded. The index is that of the model in its list, None for a
+    single model. Scripted modules take no hooks of this kind. A TransformerEncoderLayer in eval
+    mode takes none, nor do its parts: torch would leave its fused kernel, and the results would
+    be others. Level L1 and mix record the kernel itself.
     """
+    parts: list[Part] = []
+    fused: list[str] = []
     for number, model in enumerate(models):
         index = number if listed else None
+        inside = ""
         for fqn, module in model.named_modules():
-            if fqn and not isinstance(module, torch.jit.ScriptModule):
-                yield index, fqn, module
+            if not fqn or isinstance(module, torch.jit.ScriptModule):
+                continue
+            if inside and fqn.startswith(inside):
+                continue
+            if _may_be_fused(module):
+                inside = fqn + "."
+                fused.append(fqn if index is None else f"{index}.{fqn}")
+                continue
+            parts.append((index, fqn, module))
+    return parts, fused
+
+
+def _may_be_fused(module: nn.Module) -> bool:
+    layer: Any = nn.TransformerEncoderLayer
+    return isinstance(module, layer) and not module.training and (
+        type(module).forward is layer.forward
+    )
 
 
 class ParameterGroup:
