@@ -410,3 +410,14 @@ def test_records_are_read_one_at_a_time(tmp_path: Path) -> None:
 def test_find_ranks_raises_a_usage_error_for_other_paths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Give the dump_path of config\.json"):
         reader.find_ranks(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"data": []}', '{"data": {"a": 1', "\x00\x01"])
+def test_show_of_a_broken_file_says_so_and_exits_2(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    (folder / "dump.json").write_text(content)
+    assert main(["show", str(tmp_path), "linear"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

@@ -143,7 +143,8 @@ def test_bytes_of_memory_do_not_grow_with_the_windows(tmp_path: Path) -> None:
             memory.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert memory[2] - memory[1] < 40 * 64  # the first 40 windows fill caches
+    # The first 40 windows fill caches. One entry of one tensor per window would be 9,000 bytes.
+    assert memory[2] - memory[1] < 40 * 200
 
 
 def test_thread_of_the_session_ends_with_it(tmp_path: Path) -> None:

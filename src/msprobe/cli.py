@@ -65,6 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as err:
         print(f"msprobe {arguments.command}: {err}", file=sys.stderr)
         return NO_DUMP
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
+        if arguments.command != "show":
+            raise
+        # Files that are cut, or JSON of another shape: `check` tells what is wrong with them.
+        print(
+            f"msprobe show: {arguments.dir} holds a file that can not be read as a dump:"
+            f" {type(err).__name__}: {err}. Run: msprobe check {arguments.dir}",
+            file=sys.stderr,
+        )
+        return NO_DUMP
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -83,7 +83,7 @@ class DumpConfig:
     ))
     async_dump: bool = field(default=False, metadata=_key(
         "async_dump", *_BOOLEAN,
-        "Write .pt files at the next flush instead of at each call.", "true",
+        "Write .pt files in the background instead of at each call.", "true",
     ))
     extra_info: bool = field(default=True, metadata=_key(
         "extra_info", *_BOOLEAN, "Write stack.json and construct.json.", "false",

@@ -68,10 +68,13 @@ class Watch:
 
 
 def accumulator(leaf: Any) -> Any:
-    """AccumulateGrad node of a leaf that requires a gradient."""
+    """AccumulateGrad node of a leaf that requires a gradient.
+
+    None for a leaf that a functorch transform has wrapped: its graph is the transform's.
+    """
     with torch.enable_grad():
         node: Any = _view_as(leaf, leaf).grad_fn
-    return node.next_functions[0][0]
+    return None if node is None else node.next_functions[0][0]
 
 
 def owners(  # noqa: C901 - one frame, on the path of every call

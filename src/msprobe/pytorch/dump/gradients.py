@@ -241,6 +241,8 @@ def attach(
 
 
 def _root(roots: Any, node: Any, number: int, place: int, inputs: Sequence[int]) -> None:
+    if node is None:
+        return  # the leaf of a functorch transform: its graph is none of ours
     places = roots.get(node)
     if places is None:
         roots[node] = [(number, [place], inputs)]

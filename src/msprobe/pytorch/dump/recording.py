@@ -18,8 +18,6 @@ from .run import StepRun
 
 _SCALARS = frozenset({bool, int, float, str})
 _grad_enabled = torch.is_grad_enabled
-# Inside vmap, grad, ...: the graph there belongs to the transform.
-_interpreter: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -46,7 +44,7 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if call.wanted and run.takes_forward:
         _begun(call, listed, named)
     collective = spec is not None and spec.writes_arguments
-    if run.listens and _grad_enabled() and _interpreter() is None and not collective:
+    if run.listens and _grad_enabled() and not collective:
         call.seen = edges.Watch(found, run.thread.autocast)
 
 
@@ -114,13 +112,14 @@ def _emit(call: Call, output: Any) -> None:
     if takes and run.judges:
         run.mark(call.record, output)
         takes = run.judge(call.forward, output, call.held)
-    run.journal.running.pop(call.forward, None)
-    if takes:
-        run.journal.add(call.forward, call.record)
+    # In this order a flush in between finds a record with its stack and parent, never without.
     if call.stack is not None and (takes or not run.task.only_bad):
         run.journal.stack(call.forward, call.stack)
     if not run.is_simple:
         _leave(call)
+    if takes:
+        run.journal.add(call.forward, call.record)
+    run.journal.running.pop(call.forward, None)
 
 
 def _leave(call: Call) -> None:

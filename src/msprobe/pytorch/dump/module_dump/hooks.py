@@ -201,7 +201,7 @@ class ParameterGroup:
     def add(self, name: str, parameter: Any) -> None:
         """Hook the accumulator of a parameter unless it is hooked already."""
         node = edges.accumulator(parameter)
-        if self._nodes.get(name) is node:
+        if node is None or self._nodes.get(name) is node:
             return
         if name in self._handles:
             self._handles.pop(name).remove()
