@@ -701,8 +701,9 @@ def test_two_hundred_windows_in_one_step_are_all_there(tmp_path: Path) -> None:
         debugger.stop()
         states.append((hooks(net), open_files(), threading.active_count()))
     debugger.step()
-    # Each of the json files has one descriptor or two; in the end no more than in the begin.
-    assert set(states[100:]) <= set(states[5:100])
+    # Each of the three json files has no, one or two descriptors, by when the last flush was.
+    opened = [files for _, files, _ in states[5:]]
+    assert max(opened) - min(opened) <= 6
     assert {(hooks_left, threads) for hooks_left, _, threads in states[5:]} == {(0, states[-1][2])}
     data = read_whole(tmp_path)
     assert len(data) == 200 * 8
