@@ -1972,3 +1972,33 @@ both(work, joined=False)
     dumps = in_a_group(tmp_path, script)
     assert [d.folder.name for d in dumps] == ["rank0", "rank1"]
     assert sorted(p.name for p in (tmp_path / "dump" / "step1").iterdir()) == ["rank0", "rank1"]
+
+
+class Drawing(collections.abc.Mapping[str, Any]):
+    """A mapping whose look-up draws random numbers, as lazy batches do."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __getitem__(self, key: str) -> Any:
+        return self.x + torch.randn_like(self.x)
+
+    def __iter__(self) -> Any:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_own_methods_of_a_mapping_do_not_run(tmp_path: Path) -> None:
+    """The user's code would draw random numbers that training then misses."""
+
+    class Encoder(nn.Module):
+        def forward(self, batch: Any) -> Tensor:
+            return batch["x"].sum()
+
+    def build() -> tuple[nn.Module, Callable[[], Any]]:
+        net = nn.Sequential(Encoder())
+        return net, lambda: net(Drawing(torch.ones(2)))
+
+    undisturbed(tmp_path, build, level="L0")
