@@ -197,8 +197,11 @@ def forward_of(name: str) -> str:
 
 
 def is_tensor(entry: Any) -> bool:
-    """Tell whether an entry describes a tensor or an array."""
-    return isinstance(entry, dict) and "shape" in entry and "dtype" in entry
+    """Tell whether an entry describes a tensor or an array.
+
+    Arguments may be called shape and dtype as well: what stands there is an object, not text.
+    """
+    return isinstance(entry, dict) and "shape" in entry and isinstance(entry.get("dtype"), str)
 
 
 def is_value(entry: Any) -> bool:

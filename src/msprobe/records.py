@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import reader
 from .errors import UsageError
 from .reader import RankFolder
 from .values import TensorValue, tensors_in, values_of
+
+if TYPE_CHECKING:
+    import pandas
 
 _TENSORS = "dump_tensor_data"
 _COLUMNS = (
@@ -35,6 +38,8 @@ class Record:
     (2.0, -inf)
     >>> [value.place for value in record.tensors]
     ['input_args.0', 'output.0']
+    >>> record.tensor("output.0").max
+    0.6931471824645996
     >>> record.parent is None, record.stack[0].startswith("File ")
     (True, True)
     """
@@ -66,6 +71,14 @@ class Record:
     def tensors(self) -> tuple[TensorValue, ...]:
         """Every tensor of the record, in the order of the file."""
         return tuple(tensors_in(self.content))
+
+    def tensor(self, place: str) -> TensorValue:
+        """The tensor at this place: ``record.tensor("output.0")``. KeyError if there is none."""
+        for found in self.tensors:
+            if found.place == place:
+                return found
+        places = ", ".join(found.place for found in self.tensors) or "none"
+        raise KeyError(f"{place!r} in {self.name}; there are {places}")
 
     @property
     def parent(self) -> str | None:
@@ -145,7 +158,7 @@ class Rank:
         found = reader.read_json(self.path / "coverage.json")
         return found if isinstance(found, dict) else {}
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pandas.DataFrame:
         """A pandas.DataFrame with one row per tensor. UsageError without pandas."""
         return _frame([self])
 
@@ -178,11 +191,13 @@ class Dump:
     def __repr__(self) -> str:
         return f"<Dump {self.path}: {len(self.steps)} steps, {len(self.ranks)} rank folders>"
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps in order."""
-        numbers = dict.fromkeys(rank.step for rank in self.ranks)
-        return tuple(Step(n, tuple(r for r in self.ranks if r.step == n)) for n in numbers)
+        ranks: dict[int | None, list[Rank]] = {}
+        for rank in self.ranks:
+            ranks.setdefault(rank.step, []).append(rank)
+        return tuple(Step(number, tuple(found)) for number, found in ranks.items())
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -198,7 +213,7 @@ class Dump:
         """Every record of every step and rank."""
         return (record for rank in self.ranks for record in rank)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pandas.DataFrame:
         """A pandas.DataFrame with one row per tensor. UsageError without pandas."""
         return _frame(self.ranks)
 
@@ -212,9 +227,9 @@ def _rows(ranks: Iterable[Rank]) -> Iterator[dict[str, Any]]:
                 yield head | {name: getattr(tensor, name) for name in _COLUMNS}
 
 
-def _frame(ranks: Iterable[Rank]) -> Any:
+def _frame(ranks: Iterable[Rank]) -> pandas.DataFrame:
     try:
-        pandas: Any = importlib.import_module("pandas")
+        library: Any = importlib.import_module("pandas")
     except ImportError as err:
         raise UsageError("to_pandas() needs pandas: pip install pandas.") from err
-    return pandas.DataFrame(list(_rows(ranks)))
+    return library.DataFrame(list(_rows(ranks)))

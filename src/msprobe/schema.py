@@ -39,6 +39,7 @@ Rule = tuple[Callable[[Any], bool], str]
 _TEXT: Rule = (_is_text, "text")
 _TEXT_OR_NULL: Rule = (lambda value: value is None or _is_text(value), "text or null")
 _LIST: Rule = (_is_list, "a list")
+_LIST_OR_NULL: Rule = (lambda value: value is None or _is_list(value), "a list or null")
 _OBJECT: Rule = (_is_object, "an object")
 _STATISTIC: Rule = (_is_statistic, 'a number, null, "NaN", "Infinity" or "-Infinity"')
 _FLAG: Rule = (lambda value: value in (0, 1), "0 or 1")
@@ -48,7 +49,7 @@ _HEADER: dict[str, Rule] = {
     "data": _OBJECT,
 }
 _TENSOR: dict[str, Rule] = {
-    "type": _TEXT, "dtype": _TEXT, "shape": _LIST,
+    "type": _TEXT, "dtype": _TEXT, "shape": _LIST_OR_NULL,
     "Max": _STATISTIC, "Min": _STATISTIC, "Mean": _STATISTIC, "Norm": _STATISTIC,
     "requires_grad": (lambda value: isinstance(value, bool), "true or false"),
     "md5": (lambda value: value is None or _is_text(value) or _is_number(value), "text or null"),
