@@ -40,8 +40,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     "recording": ("leaves graph records run", "~.recording"),
     "interception": (
         "base leaves graph configuration records recording",  # the run is reached through the gate
-        "~.api_dump.ops ~.api_dump.areas ~.api_dump.collectives ~.api_dump.wrap ~.api_dump.custom"
-        " ~.module_dump.hooks ~.module_dump.focus ~.tokens ~.compilers ~.window",
+        "~.api_dump.ops ~.api_dump.areas ~.api_dump.functional ~.api_dump.collectives"
+        " ~.api_dump.wrap ~.api_dump.custom ~.module_dump.hooks ~.module_dump.focus ~.tokens"
+        " ~.compilers ~.window",
     ),
     "session": (
         "base leaves graph configuration values files records run recording interception",

@@ -27,6 +27,10 @@ OVERRULED: dict[str, tuple[str, list[str]]] = {
         "name_facts.md, 'not to copy': the observed tool prevents the fused kernel",
         ["Torch._transformer_encoder_layer_fwd.0.forward"],
     ),
+    "funcol.all_reduce(x, 'sum', WORLD) + 0": (
+        "the stride() inside is torch's own: its record read memory that was being received",
+        ["Distributed._functional_collectives.all_reduce.0.forward", "Tensor.__add__.0.forward"],
+    ),
     "torch.compile(relu(x @ y) + 1, backend='eager')": (
         "product.md 2.9: a compiled region runs as one opaque call",
         [],

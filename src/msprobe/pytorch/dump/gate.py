@@ -22,6 +22,7 @@ class ThreadState(threading.local):
         self.inside = False
         self.off = False
         self.autocast = False  # the user's autocast is on, while our own work has lifted it
+        self.collective = False  # a recorded functional collective, which may call others
         self.modules: list[Any] = []  # the `Call` of each module that is running, outermost first
         self.area: str | None = None  # "optimizer" or "clip_grad" while torch runs one of them
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from .. import recording
 from ..call import Call
+from ..gate import ThreadState
+from .functional import async_tensor_patch
 
 
 class _Started:
@@ -41,6 +43,7 @@ class Works:
     """
 
     def __init__(self) -> None:
+        self.thread = ThreadState()  # that of the wrappers, once there are any
         self._started: dict[int, list[_Started]] = {}  # by id of a Work, which is kept alive
         self._gathered: list[_Started] = []
 
@@ -162,7 +165,7 @@ def work_patch(works: Works) -> list[tuple[Any, str, Callable[..., Any]]]:
     manager = getattr(c10d, "_CoalescingManager", None)
     if manager is not None:
         found.append((manager, "append", works.append_wrapper(manager.append)))
-    return found
+    return [*found, *async_tensor_patch(works.thread)]
 
 
 def _work_type() -> Any:

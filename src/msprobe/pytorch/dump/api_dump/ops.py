@@ -33,6 +33,8 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch_npu": ("NPU", ("torch_npu",)),
     "mindspeed": ("MindSpeed", ("mindspeed.ops",)),
 }
+# torch loads it with DTensor, torch.compile or an optimizer: perhaps after the debugger is made.
+FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
 CORE_PREFIXES = frozenset({"Distributed", "NPU", "MindSpeed"})
 RISK_CLASSES = ("CORE", "LOW")  # listed in risk_levels.yaml; every other name is FOCUS
 
@@ -87,8 +89,7 @@ def load_specs(folder: Path = FOLDER) -> tuple[list[ApiSpec], list[str]]:
         prefix, homes = CATEGORIES[category]
         places = [_place(home, spelling) for home in homes if _present(home)]
         found = [(owner, attr) for owner, attr in places if _has(owner, attr)]
-        # Packages beside torch load their submodules late, so an absence there proves nothing.
-        if places and not found and homes[0].split(".")[0] == "torch":
+        if places and not found and not _loads_late(places[0][0]):
             missing.append(f"{category}.{spelling}")
         by_spelling = rules.get((prefix, spelling), (NOTHING, NOTHING))
         ignored = rules.get((prefix, record_name), by_spelling)
@@ -161,6 +162,13 @@ def _present(home: str) -> bool:
     if home.startswith("torch.distributed") and not torch.distributed.is_available():
         return False
     return home.partition(".")[0] in sys.modules
+
+
+def _loads_late(owner: str) -> bool:
+    """Whether an absence there proves nothing: so packages beside torch load their submodules."""
+    if owner == FUNCTIONAL_COLLECTIVES:
+        return owner not in sys.modules
+    return owner.partition(".")[0] != "torch"
 
 
 def _has(owner: str, attr: str) -> bool:

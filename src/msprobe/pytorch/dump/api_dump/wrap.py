@@ -20,7 +20,7 @@ from ..call import Call
 from ..gate import Gate
 from ..quiet import is_capturing
 from .collectives import Works, shown_results
-from .ops import ApiSpec, find_owner, risk_of
+from .ops import FUNCTIONAL_COLLECTIVES, ApiSpec, find_owner, risk_of
 
 _is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
 _is_tracing: Any = torch._C._get_tracing_state
@@ -68,7 +68,7 @@ class Wrapper(metaclass=_StandIn):
 
     def of(self, function: Any) -> Wrapper:
         """The same wrapper around another function."""
-        other = wrap(unwrapped(function), self.base, self._gate)
+        other = wrap(unwrapped(function), self.base, self._gate, type(self).__base__)
         for name in ("risk", "ignore_input", "ignore_output", "writes_arguments", "works"):
             setattr(other, name, getattr(self, name))
         return other
@@ -109,16 +109,37 @@ class Wrapper(metaclass=_StandIn):
         return pkgutil.resolve_name, (name,)
 
 
+class OpenWrapper(Wrapper):
+    """Of a functional collective: other functions of the table that it calls are recorded too.
+
+    They have been recorded before it was, so it must neither hide nor renumber them.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call; record it as `Wrapper` does, unless a functional collective makes it."""
+        gate = self._gate
+        thread = gate.thread
+        if thread.inside or thread.collective or not gate.open or gate.focus:
+            return self.original(*args, **kwargs)
+        if _is_compiling() or _is_tracing() or is_capturing():
+            return self.original(*args, **kwargs)
+        thread.collective = True
+        try:
+            return record_open_call(self, gate, args, kwargs)
+        finally:
+            thread.collective = False
+
+
 @functools.cache
-def _class_for(kind: type) -> type[Wrapper]:
-    made: Any = _StandIn("Wrapper", (Wrapper,), {"stands_for": kind})
+def _class_for(kind: type, family: type) -> type[Wrapper]:
+    made: Any = _StandIn("Wrapper", (family,), {"stands_for": kind})
     return made  # type: ignore[no-any-return]
 
 
-def wrap(original: Any, base: str, gate: Gate) -> Wrapper:
+def wrap(original: Any, base: str, gate: Gate, family: Any = Wrapper) -> Wrapper:
     """A wrapper of ``original`` whose calls are recorded as ``<base>.<n>``."""
     kind: Any = type(original)
-    return _class_for(kind)(original, base, gate)
+    return _class_for(kind, family)(original, base, gate)
 
 
 def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
@@ -146,6 +167,24 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
         thread.inside = False
 
 
+def record_open_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
+    """As `record_call`, but what the function calls is recorded as well."""
+    run = gate.run
+    assert run is not None
+    stem = f"{wrapper.base}.{run.count(wrapper.base)}"
+    forward = stem + ".forward"
+    parent = run.parent(gate.thread)
+    call = Call(run, wrapper.base, forward, stem + ".backward", parent, wrapper)
+    run.guard(forward, recording.begin, call, args, kwargs)
+    try:
+        result = wrapper.original(*args, **kwargs)
+    except BaseException:
+        run.guard(forward, recording.fail, call)
+        raise
+    run.guard(forward, recording.finish, call, result)
+    return result
+
+
 def _is_bound(function: Any) -> bool:
     """Whether ``function`` is a method, which pickles by its owner and its name."""
     return not isinstance(function, types.FunctionType)
@@ -167,17 +206,20 @@ def build_wrappers(
     """(owner, attribute, wrapper) of each spec; one function with two homes shares a wrapper."""
     built: list[tuple[Any, str, Wrapper]] = []
     shared: dict[tuple[str, int], Wrapper] = {}
+    works.thread = gate.thread
     for spec in specs:
         owner = find_owner(spec.owner)
         original = vars(owner).get(spec.attr, None) or getattr(owner, spec.attr)
         base = f"{spec.prefix}.{spec.name}"
         wrapper = shared.get((base, id(original)))
         if wrapper is None:
-            wrapper = shared[base, id(original)] = wrap(original, base, gate)
+            functional = spec.owner == FUNCTIONAL_COLLECTIVES
+            family = OpenWrapper if functional else Wrapper
+            wrapper = shared[base, id(original)] = wrap(original, base, gate, family)
             wrapper.risk = risk_of(spec.prefix, spec.name)
             wrapper.ignore_input = spec.ignore_input
             wrapper.ignore_output = spec.ignore_output
-            if spec.prefix == "Distributed":
+            if spec.prefix == "Distributed" and not functional:
                 wrapper.writes_arguments = True
                 wrapper.works = works
         built.append((owner, spec.attr, wrapper))
