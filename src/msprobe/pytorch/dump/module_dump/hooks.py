@@ -18,6 +18,9 @@ from ..names import module_base, module_records, parameters_grad_record
 from ..quiet import is_capturing
 
 _is_tracing: Any = torch._C._get_tracing_state
+_NO_GRADIENT = (
+    "no gradient on this rank: FSDP holds it on another, or it was taken away during backward"
+)
 
 
 class ModuleHook:
@@ -249,7 +252,7 @@ class ParameterGroup:
             parameter = module._parameters.get(name)
             grad = consumed if parameter is None or parameter.grad is None else parameter.grad
             if grad is None:
-                run.problem(f"{record}.{name}", "no gradient: it was taken away during backward")
+                run.problem(f"{record}.{name}", _NO_GRADIENT)
             entries[name] = [run.argument(describe, grad, f"{record}.{name}", visit, [])]
         run.journal.add(record, entries)
 
