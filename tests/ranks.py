@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,20 @@ import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from msprobe.pytorch import PrecisionDebugger
 from runner import run_script
 
 RANKS = 2
+HANGS_AFTER_S = 300  # far beyond what a busy machine needs: programs take a few seconds
 
 
 def run_ranks(program: str, folder: Path, ranks: int = RANKS, argument: str = "") -> list[Any]:
     """Runs a program of this file; what each rank returned."""
     arguments = [program, str(folder), str(ranks), argument]
-    code, output = run_script(Path(__file__), arguments, timeout_s=60)
+    code, output = run_script(Path(__file__), arguments, timeout_s=HANGS_AFTER_S)
     assert code == 0, output
     return [torch.load(folder / f"seen{rank}.pt") for rank in range(ranks)]
 
@@ -208,6 +210,7 @@ def nobody_waits(rank: int, folder: Path) -> Any:
     unfinished = dist.irecv(late, src=1 - rank)
     debugger.stop()
     counts = sys.getrefcount(work), sys.getrefcount(unfinished)
+    dist.barrier()  # else the message could come before the other rank has stopped
     sent = dist.isend(torch.full((2,), 5.0), dst=1 - rank)
     unfinished.wait()
     sent.wait()
@@ -270,6 +273,106 @@ def functional(rank: int, folder: Path) -> Any:
     torch.tanh(z)
     debugger.stop()
     return {"y": y.detach(), "x.grad": x.grad, "z": z.trigger_wait()}
+
+
+WORLD = [0, 1]
+Results = Tensor | list[Tensor]
+# functional collective → a call of it; names that this torch lacks are passed over
+FUNCTIONAL: dict[str, Callable[[Tensor], Results]] = {
+    "all_reduce": lambda x: funcol.all_reduce(x, "sum", WORLD),
+    "broadcast": lambda x: funcol.broadcast(x, 1, WORLD),
+    "all_gather_tensor": lambda x: funcol.all_gather_tensor(x, 0, WORLD),
+    "all_gather_tensor_autograd": lambda x: funcol.all_gather_tensor_autograd(x, 0, WORLD),
+    "all_gather_single": lambda x: funcol.all_gather_single(x, 0, WORLD),
+    "reduce_scatter_tensor": lambda x: funcol.reduce_scatter_tensor(x, "sum", 0, WORLD),
+    "reduce_scatter_single": lambda x: funcol.reduce_scatter_single(x, "sum", 0, WORLD),
+    "reduce_scatter_tensor_autograd": lambda x: funcol.reduce_scatter_tensor_autograd(
+        x, "sum", 0, WORLD
+    ),
+    "all_to_all_single": lambda x: funcol.all_to_all_single(x, [2, 2], [2, 2], WORLD),
+    "all_to_all_single_autograd": lambda x: funcol.all_to_all_single_autograd(
+        x, [2, 2], [2, 2], WORLD
+    ),
+    "permute_tensor": lambda x: funcol.permute_tensor(x, [1, 0], WORLD),
+    "all_reduce_coalesced": lambda x: funcol.all_reduce_coalesced([x, x + 1], "sum", WORLD),
+    "all_gather_into_tensor_coalesced": lambda x: funcol.all_gather_into_tensor_coalesced(
+        [x], WORLD
+    ),
+    "reduce_scatter_tensor_coalesced": lambda x: funcol.reduce_scatter_tensor_coalesced(
+        [x], "sum", [0], WORLD
+    ),
+    "all_reduce_inplace": lambda x: funcol.all_reduce_inplace(x.clone(), "sum", dist.group.WORLD),
+    "all_gather_tensor_inplace": lambda x: funcol.all_gather_tensor_inplace(
+        torch.zeros(8), x, dist.group.WORLD
+    ),
+}
+
+
+def functional_each(rank: int, folder: Path) -> Any:
+    """Each functional collective by itself, and one that is none."""
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch calls some by another name
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    dist.all_reduce(ours(rank))
+    seen = {}
+    for name, call in FUNCTIONAL.items():
+        if hasattr(funcol, name):
+            seen[name] = _waited(call(ours(rank)))
+    debugger.stop()
+    return seen
+
+
+def _waited(value: Results) -> list[Tensor]:
+    values = value if isinstance(value, list) else [value]
+    waits = [t.wait() if hasattr(t, "wait") else t for t in values]
+    return [t.clone() for t in waits]
+
+
+def functional_backward(rank: int, folder: Path) -> Any:
+    """The gradient of the input of each that autograd knows, without the tool and with it."""
+    warnings.simplefilter("ignore", FutureWarning)
+    names = ("reduce_scatter_tensor_autograd", "all_gather_tensor_autograd")
+    seen = []
+    debugger = None
+    for _ in ("without", "with"):
+        gradients = {}
+        if debugger is not None:
+            debugger.start()
+        for name in names:
+            x = ours(rank).requires_grad_()
+            y = FUNCTIONAL[name](x)
+            assert isinstance(y, Tensor)
+            (y * torch.arange(float(len(y)))).sum().backward()
+            gradients[name] = x.grad
+        if debugger is not None:
+            debugger.stop()
+        seen.append(gradients)
+        debugger = watcher(folder, task="tensor", level="L1")
+    return seen
+
+
+def gathered_columns(rank: int, folder: Path) -> Any:
+    """A functional collective that computes with functions of the table."""
+    warnings.simplefilter("ignore", FutureWarning)
+    debugger = watcher(folder, task="tensor", level="L1")
+    x = ours(rank).view(2, 2)
+    debugger.start()
+    y = funcol.all_gather_tensor(x, 1, WORLD)
+    debugger.stop()
+    return y
+
+
+def redistributed(rank: int, folder: Path) -> Any:
+    """DTensor changes a placement by itself, and within a recorded function."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    sharded = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.ones(3, 2), mesh, [Shard(1)])
+    debugger = watcher(folder, task="tensor", level="L1")
+    debugger.start()
+    whole = sharded.redistribute(mesh, [Replicate()]).to_local()
+    product = F.linear(sharded, weight)
+    debugger.stop()
+    return {"whole": _waited(whole)[0], "product": _waited(product.full_tensor())[0]}
 
 
 def encodings(rank: int, folder: Path) -> Any:
@@ -491,11 +594,27 @@ def die_in_the_middle(folder: Path) -> None:
             dist.all_reduce(total)
             model(total).sum().backward()
             if (rank, step, part) == (2, 1, 2):
-                time.sleep(1.2)  # what is older than a second when the process dies is on disk
+                wait_for_files(folder / "dump/step1")
                 os.kill(os.getpid(), 9)
         debugger.stop()
         debugger.step()
     raise AssertionError("rank 2 was not killed")
+
+
+def wait_for_files(step: Path) -> None:
+    """Until the flusher of each rank has written what its rank has begun so far.
+
+    What is older than a second is on disk, if the machine gives the flusher its turn.
+    """
+    deadline = time.monotonic() + HANGS_AFTER_S
+    for rank in range(4):
+        last = f"Distributed.all_reduce.{2 if rank == 2 else 3}.forward"
+        wanted = (last, "Module.module.Sequential.backward.2")
+        path = step / f"rank{rank}/dump.json"
+        while not path.exists() or not all(name in path.read_text() for name in wanted):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path} lacks {wanted}")
+            time.sleep(0.02)
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
@@ -513,6 +632,10 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         changed_by_a_callback,
         coalesced,
         functional,
+        functional_each,
+        functional_backward,
+        gathered_columns,
+        redistributed,
         encodings,
         train,
         accumulate_ddp,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +108,15 @@ def test_golden_of_an_option(name: str, tmp_path: Path) -> None:
 def run_process_group(name: str, folder: Path) -> Path:
     script = folder / "script.py"
     text = (GOLDENS / name / "script.py").read_text(encoding="utf-8")
-    script.write_text(_for_this_machine(text), encoding="utf-8")
+    script.write_text(_for_this_machine(text, folder), encoding="utf-8")
     return run_golden(name, folder, script=script)
 
 
-def _for_this_machine(text: str) -> str:
-    """The same lines with a free port and forked ranks: spawned ones would import torch again."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        text = re.sub(r'MASTER_PORT="\d+"', f'MASTER_PORT="{free.getsockname()[1]}"', text)
+def _for_this_machine(text: str, folder: Path) -> str:
+    """The same lines without a port, and with forked ranks: spawned ones would import torch."""
+    group = 'init_process_group("gloo", '
+    assert text.count(group) == 1
+    text = text.replace(group, f'{group}init_method="file://{folder}/store", ')
     forked = re.sub(r"mp\.spawn\((.*)\)", r'mp.start_processes(\1, start_method="fork")', text)
     assert forked != text
     return forked

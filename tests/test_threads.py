@@ -158,7 +158,7 @@ class Numbers(Dataset):
 def main(out, method):
     debugger = PrecisionDebugger(dump_path=out, level="L1")
     loader = DataLoader(
-        Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method, timeout=60
+        Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method, timeout=300
     )
     debugger.start()
     total = 0.0
