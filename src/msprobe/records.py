@@ -5,6 +5,7 @@ Everything is read when it is asked for. Reads dumps of mindstudio-probe as well
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class Record:
 
     def __getitem__(self, section: str) -> Any:
         """A section of `content`: ``record["input_args"]``, ``record["output"]``."""
+        if isinstance(self.content, dict) and section not in self.content:
+            raise KeyError(f"{section!r} in {self.name}; there are {', '.join(self.content)}")
         return self.content[section]
 
     @cached_property
@@ -122,6 +125,9 @@ class Rank:
 
     def __getitem__(self, name: str) -> Record:
         """The record of this name; KeyError if there is none."""
+        if name not in self._file:
+            near = ", ".join(difflib.get_close_matches(name, self._file)) or "see names()"
+            raise KeyError(f"{name!r}; of {len(self)} records the nearest: {near}")
         return Record(name, self._file[name], self)
 
     def __contains__(self, name: object) -> bool:
