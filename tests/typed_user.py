@@ -30,7 +30,7 @@ def record(model: nn.Sequential, batch: torch.Tensor) -> None:
     random_save(Path("./output"))
     try:
         debugger = PrecisionDebugger(
-            {"task": "statistics"}, dump_path=Path("./dump"), level="mix", step=[0, "2"], model=model
+            {"task": "statistics"}, dump_path=Path("./dump"), level="mix", step=[0], model=model
         )
     except (ConfigError, UsageError):
         return
