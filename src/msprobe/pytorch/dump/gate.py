@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,10 @@ class ThreadState(threading.local):
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """As in a thread that has just begun."""
         self.inside = False
         self.off = False
         self.autocast = False  # the user's autocast is on, while our own work has lifted it
@@ -40,10 +44,50 @@ class ThreadState(threading.local):
 class Gate:
     """Shared by all wrappers and hooks of a session: they record only while it is ``open``."""
 
-    __slots__ = ("focus", "open", "run", "thread")
+    __slots__ = ("_heard", "focus", "open", "run", "thread")
 
     def __init__(self) -> None:
         self.open = False
         self.run: StepRun | None = None
         self.thread = ThreadState()
         self.focus = False  # between module_dump and module_dump_end: only the focused module
+        self._heard: Callable[[], None] | None = None
+
+    def forget(self, heard: Callable[[], None]) -> None:
+        """In a forked child: record nothing. ``heard`` is called when it is first asked."""
+        self.thread.begin()
+        self.run = None
+        self._heard = heard
+        self.__class__ = ForkedGate
+
+    def settle(self) -> bool:
+        """A window is about to open. Whether one of the parent's has been open until now."""
+        return False
+
+
+class ForkedGate(Gate):
+    """The gate in a child that was forked from an open window, until the first call asks it.
+
+    The class of the gate changes, so that asking costs nothing more in the parent.
+    """
+
+    __slots__ = ()
+
+    @property
+    def open(self) -> bool:
+        """False; who asks is a call that the parent would have recorded."""
+        heard, _ = self._heard, self.settle()
+        if heard is not None:
+            heard()
+        return False
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        """Hooks of the parent's window have no say here."""
+
+    def settle(self) -> bool:
+        """Be an ordinary gate, and shut."""
+        self.__class__ = Gate  # type: ignore[assignment]
+        self._heard = None
+        self.open = False
+        return True

@@ -10,7 +10,7 @@ from typing import Any
 from .. import recording
 from ..call import Call
 from ..gate import ThreadState
-from .functional import async_tensor_patch
+from .functional import Unwaited, async_tensor_patch
 
 
 class _Started:
@@ -43,6 +43,7 @@ class Works:
     """
 
     def __init__(self) -> None:
+        self.unwaited = Unwaited()
         self.thread = ThreadState()  # that of the wrappers, once there are any
         self._started: dict[int, list[_Started]] = {}  # by id of a Work, which is kept alive
         self._gathered: list[_Started] = []
@@ -121,11 +122,17 @@ class Works:
             if started.left == 0:
                 started.finish()
 
+    def forget(self) -> None:
+        """In a forked child: what the parent waits for is none of its business."""
+        self._started, self._gathered = {}, []
+        self.unwaited.forget()
+
     def finish_all(self) -> None:
         """At stop(): record what nobody has waited for, without waiting ourselves.
 
         Values of a collective that is still running are unknown: its record has no output.
         """
+        self.unwaited.give_up()
         every = [*self._gathered, *(s for many in self._started.values() for s in many)]
         self._started, self._gathered = {}, []
         for started in {id(s): s for s in every}.values():
@@ -165,7 +172,7 @@ def work_patch(works: Works) -> list[tuple[Any, str, Callable[..., Any]]]:
     manager = getattr(c10d, "_CoalescingManager", None)
     if manager is not None:
         found.append((manager, "append", works.append_wrapper(manager.append)))
-    return [*found, *async_tensor_patch(works.thread)]
+    return [*found, *async_tensor_patch(works.thread), *works.unwaited.patch()]
 
 
 def _work_type() -> Any:

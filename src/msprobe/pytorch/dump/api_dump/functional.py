@@ -5,10 +5,93 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ..gate import ThreadState
 from .ops import FUNCTIONAL_COLLECTIVES
+
+_storage = torch.Tensor.untyped_storage
+_NOBODY = "no numbers: nobody has waited for the collective"
+
+
+class _Postponed(NamedTuple):
+    """A description whose values are not there yet."""
+
+    run: Any
+    result: Any  # the AsyncCollectiveTensor
+    version: int
+    path: str
+    fill: Callable[[], None]
+
+    def complete(self) -> None:
+        """Fill it in: somebody has waited."""
+        self.run.guard(self.path, self._fill)
+        self.run.journal.release(self.path)
+
+    def _fill(self) -> None:
+        before = self.result.completed
+        self.result.completed = True  # torch sets it after us, or sets that of a view of it
+        try:
+            self.fill()
+        finally:
+            self.result.completed = before
+
+    def give_up(self) -> None:
+        """The window closes: what is not there has no values. Nobody waits because of us."""
+        if self.result.completed and _version(self.result.elem) == self.version:
+            self.complete()  # a compiled region has waited
+        else:
+            self.run.problem(self.path, _NOBODY)
+            self.run.journal.release(self.path)
+
+
+class Unwaited:
+    """Descriptions of results of functional collectives, until somebody waits for them."""
+
+    def __init__(self) -> None:
+        self._postponed: dict[int, list[_Postponed]] = {}  # by address of the memory
+        self._wait: Any = None  # what stands in for wait_tensor
+
+    def add(self, run: Any, result: Any, path: str, fill: Callable[[], None]) -> bool:
+        """Call ``fill`` when somebody waits for ``result``; False if we would not hear of it."""
+        module = sys.modules.get(FUNCTIONAL_COLLECTIVES)
+        if self._wait is None or getattr(module, "wait_tensor", None) is not self._wait:
+            return False
+        run.journal.hold(path)
+        postponed = _Postponed(run, result, _version(result.elem), path, fill)
+        self._postponed.setdefault(_address(result.elem), []).append(postponed)
+        return True
+
+    def patch(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """The patch of ``wait_tensor``, through which torch waits; empty where it is not loaded."""
+        module: Any = sys.modules.get(FUNCTIONAL_COLLECTIVES)
+        original = getattr(module, "wait_tensor", None)
+        if original is None:
+            return []
+
+        @functools.wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            result = original(tensor)
+            if self._postponed and type(tensor) is torch.Tensor:
+                for postponed in self._postponed.pop(_address(tensor), ()):
+                    postponed.complete()
+            return result
+
+        self._wait = wait_tensor
+        return [(module, "wait_tensor", wait_tensor)]
+
+    def forget(self) -> None:
+        """In a forked child: fill in nothing."""
+        self._postponed = {}
+
+    def give_up(self) -> None:
+        """At stop(): what nobody has waited for stays without values."""
+        left, self._postponed = self._postponed, {}
+        for many in left.values():
+            for postponed in many:
+                postponed.give_up()
 
 
 def async_tensor_patch(thread: ThreadState) -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -28,3 +111,12 @@ def async_tensor_patch(thread: ThreadState) -> list[tuple[Any, str, Callable[...
             return original(*args, **kwargs)
 
     return [(kind, "__new__", staticmethod(new))]
+
+
+def _address(tensor: Any) -> int:
+    """Where the memory of a tensor begins: a view has that of its base."""
+    return _storage(tensor).data_ptr()
+
+
+def _version(tensor: Any) -> int:
+    return -1 if tensor.is_inference() else int(tensor._version)

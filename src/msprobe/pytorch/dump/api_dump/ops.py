@@ -158,6 +158,11 @@ def _place(home: str, spelling: str) -> tuple[str, str]:
     return owner, attr
 
 
+def late_modules() -> list[str]:
+    """Modules of torch that come late and have functions of the table: those loaded by now."""
+    return [name for name in (FUNCTIONAL_COLLECTIVES,) if name in sys.modules]
+
+
 def _present(home: str) -> bool:
     if home.startswith("torch.distributed") and not torch.distributed.is_available():
         return False
