@@ -198,6 +198,21 @@ def point_to_point(rank: int, folder: Path) -> Any:
     return {"received": received, "batch": batch, "waits": results, "without": without}
 
 
+def blocking_messages(rank: int, folder: Path) -> Any:
+    """send and recv, there and back."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    received = torch.zeros(4)
+    debugger.start()
+    if rank == 0:
+        dist.send(ours(0), 1)
+        dist.recv(received, src=1)
+    else:
+        dist.recv(received, 0)
+        dist.send(ours(1), dst=0)
+    debugger.stop()
+    return received
+
+
 def nobody_waits(rank: int, folder: Path) -> Any:
     """One Work that ends by itself, and one that can not end before ``stop()``."""
     debugger = watcher(folder, task="tensor", level="L1")
@@ -439,6 +454,11 @@ def _ddp_static(model: nn.Sequential, mesh: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, **options)
 
 
+def _ddp_find_unused(model: nn.Sequential, mesh: Any) -> nn.Module:
+    model[0].spare = nn.Linear(4, 4)
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+
+
 def _ddp_hook(model: nn.Sequential, mesh: Any) -> nn.Module:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -467,6 +487,14 @@ def _fsdp2_low_precision(model: nn.Sequential, mesh: Any) -> nn.Module:
     return model
 
 
+def _fsdp2_offloaded(model: nn.Sequential, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    return model
+
+
 def _fsdp2_checkpointed(model: nn.Sequential, mesh: Any) -> nn.Module:
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper
 
@@ -481,9 +509,11 @@ def _fsdp2_checkpointed(model: nn.Sequential, mesh: Any) -> nn.Module:
 WRAPPERS = {"ddp": _ddp, "fsdp2": _fsdp2, "tensor_parallel": _tensor_parallel}
 VARIANTS = {
     "ddp_static": _ddp_static,
+    "ddp_find_unused": _ddp_find_unused,
     "ddp_hook": _ddp_hook,
     "fsdp1": _fsdp1,
     "fsdp2_low_precision": _fsdp2_low_precision,
+    "fsdp2_offloaded": _fsdp2_offloaded,
     "fsdp2_checkpointed": _fsdp2_checkpointed,
 }
 
@@ -541,6 +571,42 @@ def accumulate_ddp(rank: int, folder: Path) -> Any:
     model(torch.full((1, 4), 2.0 + rank)).sum().backward()
     debugger.stop()
     return [first, {name: local(p.grad) for name, p in model.named_parameters()}]
+
+
+def compiled(rank: int, folder: Path, backend: str) -> Any:
+    """Collectives within compiled regions, which Dynamo replaces by functional ones."""
+    from torch._dynamo.utils import counters
+
+    def reduced(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        return funcol.all_reduce(y, "sum", WORLD) + 1
+
+    model = nn.parallel.DistributedDataParallel(build())
+    batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    for _ in range(2):  # DDP arranges its buckets anew after the first step
+        model(batch).sum().backward()
+    debugger = None
+    seen = []
+    for _ in ("without", "with"):
+        torch._dynamo.reset()
+        counters.clear()
+        model.zero_grad()
+        begun = sent()
+        if debugger is not None:
+            debugger.start(model)
+        value = torch.compile(reduced, backend=backend, fullgraph=True)(batch)
+        loss = torch.compile(model, backend=backend)(batch).square().mean()
+        loss.backward()
+        dist.all_reduce(value)
+        if debugger is not None:
+            debugger.stop()
+        gradients = {name: local(p.grad) for name, p in model.named_parameters()}
+        results = {"value": value, "loss": loss.detach(), **gradients}
+        graphs = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        seen.append({"results": results, "graphs": graphs, "collectives": sent() - begun})
+        debugger = watcher(folder, level="mix", task="tensor")
+    return seen
 
 
 def pipeline(rank: int, folder: Path, schedule: str) -> Any:
@@ -627,6 +693,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         rank_filter,
         collectives,
         point_to_point,
+        blocking_messages,
         nobody_waits,
         used_after_polling,
         changed_by_a_callback,
@@ -639,6 +706,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         encodings,
         train,
         accumulate_ddp,
+        compiled,
         pipeline,
     )
 }
