@@ -32,9 +32,10 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "values": (
         "leaves",
-        "~.pieces ~.deferred ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks ~.verdicts",
+        "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks"
+        " ~.verdicts",
     ),
-    "files": ("leaves values", "~.jsonfile ~.writer ~.background ~.journal"),
+    "files": ("leaves values", "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.journal"),
     "records": ("leaves graph", "~.call ~.saved"),
     "run": ("leaves graph configuration values files records", "~.run ~.runs"),
     "recording": ("leaves graph records run", "~.recording"),

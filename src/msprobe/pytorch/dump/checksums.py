@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from .deferred import TORCH_ERRORS, CannotMeasure, Deferred, current_stream, reason
-from .pieces import FREED, is_freed, pieces
+from .pieces import FREED, is_freed, memory_of, pieces
 
 _crc32: Callable[[Any, int], int]
 try:  # the optional extra "fast": the same values, about seven times as fast
@@ -28,7 +27,6 @@ _clone = torch.Tensor.clone
 _contiguous = torch.Tensor.contiguous
 _copy_ = torch.Tensor.copy_
 _cpu = torch.Tensor.cpu
-_data_ptr = torch.Tensor.data_ptr
 _element_size = torch.Tensor.element_size
 _empty = torch.empty
 _int_repr = torch.Tensor.int_repr
@@ -38,7 +36,6 @@ _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
 _resolve_conj = torch.Tensor.resolve_conj
 _resolve_neg = torch.Tensor.resolve_neg
-_storage = torch.Tensor.untyped_storage
 _stride = torch.Tensor.stride
 _unbind = torch.Tensor.unbind
 _view = torch.Tensor.view
@@ -46,11 +43,6 @@ _zeros = torch.zeros
 _frombuffer = np.frombuffer
 _xor_reduce = np.bitwise_xor.reduce
 
-# `Tensor.numpy` would be simpler, but it forbids the user to resize the storage ever after.
-_memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-)(("PyMemoryView_FromMemory", ctypes.pythonapi))
-_READ_ONLY = 0x100  # PyBUF_READ of CPython's object.h
 _WORD = np.dtype("<u8")
 _MASK = (1 << 64) - 1
 _COPIED_BYTES = 1 << 19  # of a non-contiguous tensor at a time; fits in the L2 cache
@@ -168,10 +160,10 @@ def _runs(tensor: torch.Tensor) -> Iterator[memoryview]:
         if not _numel(part):
             continue
         if _is_contiguous(part):
-            yield _memory(part)
+            yield memory_of(part)
         elif _numel(part) <= _SMALL:
             packed = _contiguous(part)  # kept alive while its memory is looked at
-            yield _memory(packed)
+            yield memory_of(packed)
         else:
             yield from _packed_runs(part)
 
@@ -191,13 +183,4 @@ def _packed_runs(tensor: torch.Tensor) -> Iterator[memoryview]:
         for begin in range(0, width, strip):
             count = min(strip, width - begin)
             _copy_(_narrow(shaped, -1, begin, count), _narrow(piece, -1, begin, count))
-        yield _memory(packed)
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive."""
-    size = _element_size(tensor)
-    count = _numel(tensor) * size
-    if _storage(tensor).nbytes() < _offset(tensor) * size + count:
-        raise CannotMeasure(FREED)
-    return _memory_view(_data_ptr(tensor), count, _READ_ONLY)
+        yield memory_of(packed)

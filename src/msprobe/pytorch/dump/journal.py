@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import callstack, jsonfile, stats
+from . import callstack, jsonfile, lines, small, stats
 from .background import Background
 from .writer import Writer
 
 _RAISED = "it raised an exception, or the window closed before it returned"
 _NOT_RETURNED = "it had not returned when the step ended"
+_ENOUGH = 256  # small tensors that are measured together
 
 
 class Journal:
@@ -39,7 +40,10 @@ class Journal:
         self.parents: deque[tuple[str, str | None]] = deque()
         self._stacks: deque[tuple[str, Any]] = deque()
         self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
-        self._lock = threading.RLock()
+        self._small: deque[tuple[Any, small.Reduction, bytes]] = deque()
+        self._texts = 0  # how many records at the head of `_done` have become text
+        self._measuring = threading.RLock()  # held while values are filled in
+        self._lock = threading.RLock()  # held while files are written
         self._discarded = False
         self._background = background
         self._unsaved: set[str] = set()  # files that could not be written in the background
@@ -47,11 +51,12 @@ class Journal:
     def add(self, name: str, record: Any) -> None:
         """A complete record.
 
-        It becomes text at once unless it waits for values on a device: thousands of dicts and
-        lists that live until the next flush would keep the garbage collector busy.
+        It becomes text at once unless it waits for values: thousands of dicts and lists that live
+        until the next flush would keep the garbage collector busy.
         """
         self.records += 1
-        self._done.append((name, record if self._deferred else jsonfile.member(name, record)))
+        waits = self._small or self._deferred
+        self._done.append((name, record if waits else lines.line(name, record)))
         if self._idle:
             self._stir()
 
@@ -85,6 +90,39 @@ class Journal:
         """
         self._deferred.append((deferred, use))
 
+    def defer_small(self, waiting: tuple[Any, small.Reduction, bytes]) -> None:
+        """Measure this small tensor together with others, at the next flush at the latest."""
+        self._small.append(waiting)
+        # Whoever holds the lock does the same.
+        if len(self._small) >= _ENOUGH and self._measuring.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._measuring.release()
+
+    def _settle(self) -> int:
+        """Fill in all values that are not on a device; make text of the records that waited.
+
+        Returns how many records at the head of `_done` have all values but those on a device.
+        Interrupted anywhere (Ctrl-C) it can be done again: nothing is taken out before it is used.
+        """
+        end = len(self._done)  # before the values: those of these records are in their queue
+        waiting = list(self._small)
+        if waiting:
+            try:
+                small.fill_in(waiting)
+            except Exception as error:
+                self.writer.log("statistics of small tensors", error)
+            for _ in waiting:
+                self._small.popleft()
+        if not self._deferred:
+            for place in range(self._texts, end):
+                name, record = self._done[place]
+                if type(record) is not bytes:
+                    self._done[place] = name, lines.line(name, record)
+            self._texts = end
+        return end
+
     def save_tensor(self, path: str, tensor: Any) -> str:
         """Write a tensor that nobody else changes; the name of its file.
 
@@ -109,13 +147,13 @@ class Journal:
     def _without_unsaved(self, records: list[Any]) -> list[Any]:
         """The lines of ``records`` without the names of files that could not be written."""
         names = {jsonfile.encode(name): name for name in self._unsaved}
-        lines = []
+        texts = []
         for name, record in records:
-            line = record if type(record) is bytes else jsonfile.member(name, record)
-            for text in names:
-                line = line.replace(f'"data_name": {text}'.encode(), b'"data_name": null')
-            lines.append((name, line))
-        return lines
+            text = record if type(record) is bytes else lines.line(name, record)
+            for file in names:
+                text = text.replace(f'"data_name": {file}'.encode(), b'"data_name": null')
+            texts.append((name, text))
+        return texts
 
     def flush(self, compact: bool = False, *, last: bool = False) -> None:
         """Write what has been collected. Errors of the file system are logged, not raised.
@@ -124,9 +162,10 @@ class Journal:
         """
         with self._lock:
             self._idle = True
-            running = list(self.running.items())
-            records = _drain(self._done)
-            self.read_back()
+            # Copies: the calls may go on and add their output while they become text.
+            running = [(n, call, dict(call.record)) for n, call in list(self.running.items())]
+            drafts = list(self.drafts.items())
+            records = self._take()
             if self._background is not None:
                 self._background.wait()
                 if self._unsaved:
@@ -135,28 +174,46 @@ class Journal:
                 self.parents.clear()
                 self._stacks.clear()
                 return
-            for name, call in running:
+            for name, call, record in running:
                 if not call.failed:
                     break  # failed calls keep their place behind the call they ran in
                 self.running.pop(name, None)
                 self.incomplete.setdefault(name, _RAISED)
-                if call.record:
+                if record:
                     self.records += 1
-                    records.append((name, call.record))
+                    records.append((name, record))
             ended = {name for name, _ in records}
-            # Copies: the call may go on and add its output while they become text.
-            draft = [(n, dict(c.record)) for n, c in running if n not in ended and c.record]
-            self._write(records, [*draft, *list(self.drafts.items())])
+            draft = [(name, record) for name, _, record in running if name not in ended and record]
+            self._write(records, [*draft, *drafts])
             if compact or last:
                 self._compact(last)
 
+    def _take(self) -> list[tuple[str, Any]]:
+        """The records that are complete, with all their values."""
+        with self._measuring:
+            end = self._settle()
+            self.read_back()
+            self._texts = max(self._texts - end, 0)
+            return [self._done.popleft() for _ in range(end)]
+
     def read_back(self) -> None:
-        """Bring all values that are still on a device to the host, in one copy."""
-        deferred = _drain(self._deferred)
-        waiting = [values for values, _ in deferred if values is not None]
-        read = iter(stats.read_back(waiting) if waiting else ())
-        for values, use in deferred:
-            use(None if values is None else next(read))
+        """Fill in all values; those on a device come to the host in one copy."""
+        with self._measuring:
+            deferred = list(self._deferred)
+            self._settle()
+            read = iter(self._read([values for values, _ in deferred if values is not None]))
+            for values, use in deferred:
+                found = None if values is None else next(read, None)
+                if values is None or found is not None:
+                    use(found)
+                self._deferred.popleft()
+
+    def _read(self, waiting: list[Any]) -> list[Any]:
+        try:
+            return stats.read_back(waiting) if waiting else []
+        except Exception as error:  # a device that has failed; the records stand without them
+            self.writer.log("reading values back from the device", error)
+            return []
 
     def _write(self, records: list[Any], draft: list[Any]) -> None:
         try:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 
 import torch
 
+from .deferred import CannotMeasure
+
 # Bound at import: these names are patched while a window is open.
 _as_strided = torch.Tensor.as_strided
+_data_ptr = torch.Tensor.data_ptr
+_element_size = torch.Tensor.element_size
 _is_contiguous = torch.Tensor.is_contiguous
 _numel = torch.Tensor.numel
+_offset = torch.Tensor.storage_offset
 _split = torch.unsafe_split
 _storage = torch.Tensor.untyped_storage
 _stride = torch.Tensor.stride
 _unbind = torch.Tensor.unbind
 _view = torch.Tensor.view
 
+# `Tensor.numpy` would be simpler, but it forbids the user to resize the storage ever after.
+_memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+)(("PyMemoryView_FromMemory", ctypes.pythonapi))
+_READ_ONLY = 0x100  # PyBUF_READ of CPython's object.h
 
 FREED = "its memory has been freed"
 
@@ -60,3 +71,15 @@ def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
             yield from pieces(part, size)
     else:
         yield from _split(tensor, size // row)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive."""
+    size = _element_size(tensor)
+    count = _numel(tensor) * size
+    if _storage(tensor).nbytes() < _offset(tensor) * size + count:
+        raise CannotMeasure(FREED)
+    address = _data_ptr(tensor)
+    if not address:
+        raise CannotMeasure("it has no memory")  # the zeros that autograd makes up
+    return _memory_view(address, count, _READ_ONLY)

@@ -46,6 +46,7 @@ class StepRun:
         self.thread = thread
         self.passes = passes
         self.step = 0
+        self.begun = 0.0  # time.monotonic() at the first start() of the step
         self.rank: int | None = None
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
         self.fused: set[str] = set()  # modules whose fused kernel a hook would switch off
@@ -261,6 +262,10 @@ class StepRun:
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Sink: read these values back at the next flush."""
         self.journal.defer(deferred, use)
+
+    def defer_small(self, waiting: tuple[Entry, Any, bytes]) -> None:
+        """Sink: fill in the statistics of this entry together with those of others."""
+        self.journal.defer_small(waiting)
 
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""

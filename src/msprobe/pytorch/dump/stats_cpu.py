@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from ctypes import c_float
 from typing import Any
 
+import numpy as np
 import torch
 
-from .pieces import in_memory_order, pieces
+from .pieces import in_memory_order, memory_of, pieces
 
 # Bound at import: these names are patched while a window is open.
 _abs = torch.abs
@@ -27,6 +28,9 @@ _item = torch.Tensor.item
 _narrow = torch.Tensor.narrow
 _numel = torch.Tensor.numel
 _sum = torch.sum
+_frombuffer = np.frombuffer
+_largest = np.maximum.reduce
+_least = np.minimum.reduce
 _threads = torch.get_num_threads
 _to = torch.Tensor.to
 _vector_norm = torch.linalg.vector_norm
@@ -35,9 +39,13 @@ _view = torch.Tensor.view
 Values = list[Any]
 SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
 PIECE_BYTES = 1 << 19  # per thread: a piece and its float32 copy stay in a 1 MB cache
+_PIECE = PIECE_BYTES // 4  # elements of float32
+_SINGLE_MAX = torch.finfo(torch.float32).max
 SIGN = -(1 << 63)
 _SINGLE = torch.float32
 _DOUBLE = torch.float64
+_NUMPY: dict[torch.dtype, Any] = {_SINGLE: np.dtype(np.float32), _DOUBLE: np.dtype(np.float64)}
+_GRAIN = 1 << 15  # elements up to which torch reduces in one thread
 # A sum of squares outside of these bounds may have lost terms to underflow, or overflowed.
 _SQUARES = {_SINGLE: (1e-30, torch.finfo(_SINGLE).max), _DOUBLE: (1e-290, torch.finfo(_DOUBLE).max)}
 
@@ -84,8 +92,12 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     are, so that they are infinite beyond its largest number.
     """
     dtype = tensor.dtype
-    work = _DOUBLE if dtype is _DOUBLE else _SINGLE
     count = _numel(tensor)
+    if dtype is _SINGLE and SMALL < count <= _PIECE and _is_contiguous(tensor):
+        found = _of_one_piece(_view(tensor, -1), count)
+        if found is not None:
+            return found
+    work = _DOUBLE if dtype is _DOUBLE else _SINGLE
     distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
     size = _numel(distinct)
     if size <= SMALL:
@@ -107,6 +119,24 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     return [top, low, mean, norm]
 
 
+def _of_one_piece(flat: torch.Tensor, count: int) -> Values | None:
+    """`floats` of a 1-D contiguous float32 tensor, if nothing is unusual: the most frequent case.
+
+    In one frame: what the reductions read has pushed Python out of the cache, and each further
+    call costs several times what it does elsewhere.
+    """
+    if count > _GRAIN and _threads() > 1:
+        return None
+    squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
+    array = _frombuffer(memory_of(flat), _NUMPY[_SINGLE])
+    top, low = float(_largest(array)), float(_least(array))  # twice as fast as torch's
+    mean, square = _item(total) / count, _item(squares)
+    # False for a NaN. Then `mean` and the root are far from the ends of float32.
+    if -_SINGLE_MAX < mean < _SINGLE_MAX and 1e-30 < square < _SINGLE_MAX:
+        return [top, low, c_float(mean).value, c_float(math.sqrt(square)).value]
+    return None
+
+
 def _extremes(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Max and Min of an integer tensor."""
     if not _is_contiguous(tensor):
@@ -125,18 +155,28 @@ def _walked(tensor: torch.Tensor, work: torch.dtype) -> tuple[float, float, floa
     One pass over the memory: all four are taken of a piece while it is in the cache. ``work`` is
     the dtype of each piece; the pieces are added up in float64.
     """
-    tops, lows, sums, squares = [], [], [], []
-    for flat in _flat_pieces(tensor, work):
-        # The dot product first: of the four it waits least for the memory.
-        squares.append(_dot(flat, flat))
-        sums.append(_sum(flat))
-        tops.append(_amax(flat))
-        lows.append(_amin(flat))
-    top, low = max(map(_item, tops)), min(map(_item, lows))
-    total = sum(map(_item, sums))
-    if math.isnan(total) and any(math.isnan(_item(value)) for value in tops):
+    reduce = _reduced if _threads() == 1 else _reduced_by_threads
+    found = [reduce(flat, _NUMPY[work]) for flat in _flat_pieces(tensor, work)]
+    tops, lows, sums, squares = zip(*found, strict=True)
+    top, low, total = max(tops), min(lows), sum(sums)
+    if math.isnan(total) and any(map(math.isnan, tops)):
         top = low = math.nan  # `max` keeps a NaN only if it comes first
-    return top, low, total, sum(map(_item, squares))
+    return top, low, total, sum(squares)
+
+
+def _reduced(flat: torch.Tensor, dtype: Any) -> tuple[float, float, float, float]:
+    """Max, Min, sum and sum of squares of a piece. numpy's Max and Min take half as long."""
+    squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
+    array = _frombuffer(memory_of(flat), dtype)
+    return float(_largest(array)), float(_least(array)), _item(total), _item(squares)
+
+
+def _reduced_by_threads(flat: torch.Tensor, dtype: Any) -> tuple[float, float, float, float]:
+    """As `_reduced`, by torch's threads where it would use them."""
+    if _numel(flat) <= _GRAIN:
+        return _reduced(flat, dtype)
+    squares, total, top, low = _dot(flat, flat), _sum(flat), _amax(flat), _amin(flat)
+    return _item(top), _item(low), _item(total), _item(squares)
 
 
 def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from . import stats
+from . import small, stats
 from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type
 from .pieces import FREED, is_freed
 
@@ -17,6 +17,9 @@ _narrow = torch.Tensor.narrow
 _clone = torch.Tensor.clone
 _contiguous = torch.Tensor.contiguous
 _cpu = torch.Tensor.cpu
+_elements = small.elements
+_tensor = torch.Tensor
+_parameter = torch.nn.Parameter
 
 
 class Sink(Protocol):
@@ -24,6 +27,9 @@ class Sink(Protocol):
 
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Call ``use`` with the values of ``deferred`` once they are read back."""
+
+    def defer_small(self, waiting: tuple[Entry, small.Reduction, bytes]) -> None:
+        """Fill in the statistics of this entry together with those of others."""
 
     def keep(self, path: str, tensor: Any) -> str:
         """Save a tensor and return its file name."""
@@ -70,11 +76,45 @@ def describer(
     ``mode`` is statistics, md5, xor, or nan for records that only tell NaN. Fields in the order
     of dump-format §3.1; ``keeps`` adds ``data_name`` and the file.
     """
+    alone = _alone(mode, high, slices, sink, keeps)
+    if mode != "statistics" or keeps or slices:
+        return alone
+    together, odd = small.REDUCTIONS[high], _interpreter
+
+    def on_tensor(value: Any, path: str) -> Entry:
+        kind = type(value)
+        if (kind is _tensor or kind is _parameter) and not odd():
+            dtype = value.dtype
+            if dtype in together:
+                width, reduction = together[dtype]
+                copy = _elements(value, width)
+                if copy is not None:
+                    entry = TensorEntry(
+                        type="torch.Tensor",
+                        dtype=_DTYPES[dtype],
+                        shape=tuple(value.shape),
+                        Max=None,
+                        Min=None,
+                        Mean=None,
+                        Norm=None,
+                        requires_grad=value.requires_grad,
+                    )
+                    sink.defer_small((entry, reduction, copy))
+                    return entry
+        found: Entry = alone(value, path)
+        return found
+
+    return on_tensor
+
+
+def _alone(mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool) -> OnTensor:
+    """`describer` of tensors that are not measured together with others."""
     first, last = _FILLS[mode](high, sink)
     odd: Any = (lambda: True) if slices else _interpreter
 
     def on_tensor(value: Any, path: str) -> Entry:
-        if type(value) is torch.Tensor and not odd():
+        kind = type(value)
+        if (kind is _tensor or kind is _parameter) and not odd():
             plain = value.detach() if value.requires_grad else value
             entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
         elif isinstance(value, np.ndarray):
@@ -238,16 +278,10 @@ def sliced(tensor: Any, slices: Sequence[Any]) -> Any:
 
 
 def host_copy(tensor: Any) -> Any:
-    """``tensor`` as a contiguous CPU tensor whose storage holds nothing else, for saving.
-
-    Shares the memory only if the tensor already is one.
-    """
+    """``tensor`` as a CPU tensor for saving, contiguous if strided; itself if it is that."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         return _cpu(tensor)
-    host = _contiguous(_cpu(tensor).resolve_conj().resolve_neg())
-    if host.untyped_storage().nbytes() != host.numel() * host.element_size():
-        host = _clone(host)
-    return host
+    return _contiguous(_cpu(tensor).resolve_conj().resolve_neg())
 
 
 def snapshot(tensor: Any) -> Any:

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from . import jsonfile
+from . import jsonfile, ptfile
 from .names import file_name
 
 _logger = logging.getLogger("msprobe")
-_torch_save = torch.save
 _JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.json")
 _HIDDEN = {name for file in _JSON for name in jsonfile.hidden_names(file)}
 _LOG = "dump_error_info.log"
@@ -147,16 +145,19 @@ class Writer:
         full = os.path.join(self.tensor_folder, name)
         fd = os.open(full, _NEW_FILE, 0o666)
         try:
-            with os.fdopen(fd, "wb") as file:
-                if isinstance(tensor, np.ndarray):
+            if isinstance(tensor, np.ndarray):
+                with os.fdopen(fd, "wb", closefd=False) as file:
                     np.save(file, np.asarray(tensor), allow_pickle=False)
-                else:
-                    _torch_save(tensor, file)
-                self.bytes_in_tensors += file.tell()
+                    size = file.tell()
+            else:
+                size = ptfile.save(tensor, fd)
+            self.bytes_in_tensors += size
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(full)  # no record will name what is there
             raise
+        finally:
+            os.close(fd)
 
     def log(self, where: str, error: BaseException | str) -> None:
         """Note a problem in dump_error_info.log; the first of each cause also as a warning."""
