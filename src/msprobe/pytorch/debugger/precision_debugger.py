@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -19,6 +20,8 @@ from .service import ConfigView, Service
 
 _session: Session | None = None
 
+T = TypeVar("T")
+
 
 class _OnePerProcess(type):
     """Makes ``PrecisionDebugger(...)`` return the one object, and ``_instance`` settable.
@@ -26,12 +29,15 @@ class _OnePerProcess(type):
     Frameworks set ``PrecisionDebugger._instance = None`` to begin anew with another path.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        # -> T, not Any: else an editor knows nothing of `debugger = PrecisionDebugger(...)`.
+        debugger: T
         if _session is not None and not _session.closed:
             debugger = _session.facade
-            debugger._check_same(*args, **kwargs)
-            return debugger
-        return super().__call__(*args, **kwargs)
+            _session.facade._check_same(*args, **kwargs)
+        else:
+            debugger = type.__call__(cls, *args, **kwargs)
+        return debugger
 
     @property
     def _instance(cls) -> Any:
@@ -78,12 +84,12 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
 
     def __init__(
         self,
-        config_path: Any = None,
+        config_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         task: str | None = None,
         dump_path: str | os.PathLike[str] | None = None,
         level: str | None = None,
-        step: list[int | str] | None = None,
-        model: Any = None,
+        step: Sequence[int | str] | None = None,
+        model: nn.Module | Sequence[nn.Module] | None = None,
     ) -> None:
         global _session
         show_messages()
@@ -103,15 +109,15 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
 
     @property
     def config(self) -> ConfigView:
-        """The configuration in force; ``dump_path`` can be set between two windows."""
+        """The configuration in force; ``dump_path`` and ``level`` can be set between windows."""
         return self.service.config
 
     @staticmethod
     def start(
-        model: Any = None,
-        token_range: Any = None,
+        model: nn.Module | Sequence[nn.Module] | None = None,
+        token_range: Sequence[int] | None = None,
         rank_id: int | None = None,
-        scheduled_tokens: dict[str, int] | None = None,
+        scheduled_tokens: Mapping[str, int] | None = None,
     ) -> None:
         """Open a window: from here on calls are recorded.
 

@@ -13,6 +13,9 @@ from ..dump.session import Session
 class ConfigView:
     """The session's configuration as an object with attributes, as frameworks read it."""
 
+    level: str
+    dump_path: str
+
     def __init__(self, session: Session) -> None:
         object.__setattr__(self, "_session", session)
 

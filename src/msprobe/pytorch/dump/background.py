@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
+_logger = logging.getLogger("msprobe")
+PROGRESS_S = 10.0  # between two lines that tell how far a long flush is
 LIMIT_BYTES = 512 << 20  # copies of tensors that wait; the training waits beyond this
 _THREADS = 2
 
@@ -37,11 +41,15 @@ class Background:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return when all jobs given so far are done."""
+        """Return when all jobs given so far are done; where that is long, tell how far it is."""
         with self._changed:
-            last = self._given
+            last, told = self._given, time.monotonic()
             while self._open and min(self._open) <= last:
-                self._changed.wait()
+                self._changed.wait(PROGRESS_S)
+                if time.monotonic() - told >= PROGRESS_S:
+                    told = time.monotonic()
+                    size_mb = self._bytes / 1e6
+                    _logger.info("tensors to be written: %d (%.1f MB)", len(self._open), size_mb)
 
     def _work(self) -> None:
         while True:

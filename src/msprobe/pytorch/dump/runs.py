@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ class Runs:
             base=self._base,
         )
         run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
-        run.step, run.rank = step, rank
+        run.step, run.rank, run.begun = step, rank, time.monotonic()
         if task.only_bad:
             run.judge_by(has_overflow, config.overflow_nums, self._end)
         elif config.bench_path is not None:
@@ -114,12 +115,18 @@ def _write(run: StepRun, notes: Mapping[str, Any]) -> None:
     run.guard("step", run.close, notes)
     if run.rank in (None, 0):
         _logger.info(
-            "%s is at %s (%d records, %.1f MB)",
+            "%s is at %s (%d record%s, %s, %.1f s from start to step)",
             run.writer.main_file,
             os.path.dirname(run.writer.shown),
             run.journal.records,
-            run.writer.size_bytes() / 1e6,
+            "" if run.journal.records == 1 else "s",
+            _readable(run.writer.size_bytes()),
+            time.monotonic() - run.begun,
         )
+
+
+def _readable(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 100_000 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _bench(path: str, step: int, rank: int | None) -> Bench:
