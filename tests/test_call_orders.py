@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import re
 import tempfile
@@ -668,23 +667,18 @@ def many_windows(path: Path, level: str, count: int) -> list[tuple[int, int, int
         debugger.step()
         states.append((hooks(net), open_files(), threading.active_count()))
     end_session()
-    gc.collect()
     return states
 
 
 @levels
-def test_two_hundred_windows_leave_no_hook_file_thread_or_object(
-    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vllm-ascend and SGLang start, stop and step once per forward, thousands of times."""
-    monkeypatch.setenv("MSPROBE_LOG", "warning")  # pytest keeps each message as an object
-    many_windows(tmp_path / "warm_up", level, 5)
-    objects = len(gc.get_objects())
+def test_two_hundred_windows_leave_no_hook_file_or_thread(level: str, tmp_path: Path) -> None:
+    """vllm-ascend and SGLang start, stop and step once per forward, thousands of times.
+
+    test_resources.py counts the objects, in a process of its own.
+    """
     states = many_windows(tmp_path / "run", level, 200)
     assert len(set(states[5:])) == 1
     assert states[-1][0] == 0
-    # Less than one object per window, beside what pytest and the caches of torch add.
-    assert len(gc.get_objects()) - objects < 150
     assert len(step_names(tmp_path / "run")) == 200
     assert read_data(tmp_path / "run", 199) == read_data(tmp_path / "run", 0)
 

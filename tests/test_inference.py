@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,26 +105,12 @@ def test_a_thousand_windows_leave_nothing_behind(level: str, tmp_path: Path) -> 
     x = batch(0)
     watcher = debugger(tmp_path, level=level, top={"step": [0, 1, WINDOWS - 1]})
 
-    @torch.inference_mode()
-    def serve(rounds: int) -> tuple[int, int]:
-        for _ in range(rounds):
+    with torch.inference_mode():
+        for _ in range(WINDOWS):
             watcher.start(model=net)
             net(x)
             watcher.stop()
             watcher.step()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0], len(gc.get_objects())
-
-    tracemalloc.start()
-    try:
-        serve(10)
-        memory, objects = serve(10)
-        memory_later, objects_later = serve(WINDOWS - 21)
-    finally:
-        tracemalloc.stop()
-    assert memory_later - memory < 50_000
-    assert objects_later - objects < 50
-    serve(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step0",
         "step1",
@@ -136,32 +118,6 @@ def test_a_thousand_windows_leave_nothing_behind(level: str, tmp_path: Path) -> 
     ]
     first, last = read_dump(tmp_path, 0), read_dump(tmp_path, WINDOWS - 1)
     assert first.data == last.data
-    assert hooks_of(net) == 0
-
-
-def test_hundreds_of_recorded_windows_do_not_grow(tmp_path: Path) -> None:
-    """Every window is recorded and thrown away, as a server's dummy runs are."""
-    net = make_net()
-    x = batch(0)
-    watcher = debugger(tmp_path, level="L0", top={"extra_info": False})  # fewer files to remove
-
-    @torch.inference_mode()
-    def serve(rounds: int) -> tuple[int, int, int]:
-        for _ in range(rounds):
-            watcher.start(model=net)
-            net(x)
-            watcher.stop()
-            watcher.step(dump=False)
-        time.sleep(1.7)  # the writing thread lets go of what it has been told, within two rounds
-        gc.collect()
-        files = len(list(Path("/proc/self/fd").iterdir()))
-        return len(gc.get_objects()), threading.active_count(), files
-
-    serve(20)
-    objects, *rest = serve(20)
-    objects_later, *rest_later = serve(400)
-    assert rest_later == rest
-    assert objects_later - objects < 50
     assert hooks_of(net) == 0
 
 
