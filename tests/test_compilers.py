@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from helpers import collect, debugger, read_dump, same
 from recorded import LEVELS
+from runner import run_script
 
 # The first compilation of a process replaces torch.jit.trace and others for good.
 torch.compile(nn.Identity(), backend="eager")(torch.ones(1))
@@ -212,3 +213,50 @@ def test_scripted_model_runs_in_a_window_as_without_the_tool(
     dump = collect(tmp_path, lambda: found.append(train(scripted, holder, 0)), holder, level=level)
     assert same(found[0], expected)
     assert dump.errors() == []
+
+
+FIRST = """
+import sys
+import torch
+from torch import nn
+from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch.dump.api_dump.wrap import is_wrapper
+
+
+def backend(module, inputs):
+    # While a compiler is at work, code patches torch for good: as Dynamo does, and others.
+    original = torch.tanh
+    torch.tanh = lambda x: original(x)
+    return module.forward
+
+
+before = torch.jit.trace
+PrecisionDebugger(dump_path=sys.argv[1], level=sys.argv[2])
+net, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+PrecisionDebugger.start(net)
+torch.compile(torch.exp, backend=backend)(torch.ones(2))
+torch.jit.trace(other, torch.ones(1, 2))
+torch.tanh(net(torch.ones(1, 2)))
+PrecisionDebugger.stop()
+PrecisionDebugger.step()
+for function in (torch.jit.trace, torch.jit.trace_module, torch.fx.Tracer.trace, torch.tanh):
+    code = getattr(function, "__code__", None)
+    assert code is None or "msprobe" not in code.co_filename, function
+    assert not is_wrapper(function), function
+assert torch.jit.trace is not before, "this torch patches nothing: the test shows nothing"
+"""
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_what_the_first_compilation_patches_for_good_is_kept_without_a_word(
+    level: str, tmp_path: Path
+) -> None:
+    """In a process of its own, whose first compilation is within the window."""
+    script = tmp_path / "script.py"
+    script.write_text(FIRST)
+    code, output = run_script(script, [str(tmp_path / "dump"), level], tmp_path, fresh=True)
+    assert code == 0, output
+    assert "msprobe" not in output
+    expected = ["Functional.linear.0.forward", "Torch.tanh.0.forward"]
+    names = [name for name in read_dump(tmp_path / "dump").data if not name.startswith("Module")]
+    assert names == ([] if level == "L0" else expected)

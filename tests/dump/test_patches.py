@@ -285,6 +285,36 @@ def test_patch_made_while_suspended_is_kept(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
+def test_patch_made_while_lifted_is_covered_anew_where_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = make_module()
+    patches = Patches()
+    patches.install([(module, "first", "ours"), (module, "second", "ours")])
+    patches.lift()
+    module.first = module.second = "theirs"
+    patches.put_back(lambda ours, theirs: f"{ours} over {theirs}" if theirs else None)
+    assert module.first == module.second == "ours over theirs"
+    patches.restore()
+    assert module.first == module.second == "theirs"
+    assert not caplog.records
+
+
+def test_patch_made_while_lifted_can_be_left_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = make_module()
+    patches = Patches()
+    patches.replace(module, "first", 10)
+    patches.lift()
+    module.first = "theirs"
+    patches.put_back(lambda *_: None)
+    assert module.first == "theirs"
+    patches.restore()
+    assert module.first == "theirs"
+    assert not caplog.records
+
+
 def test_torch_is_as_before_after_three_cycles() -> None:
     before_torch, before_tensor = snapshot(torch), snapshot(torch.Tensor)
     base = set(vars(torch._C.TensorBase))

@@ -89,7 +89,8 @@ class Compilers:
         with self._lock:
             self._depth -= 1
             if self._depth == 0:
-                self._patches.put_back()
+                # The first compilation of a process replaces torch.jit.trace and others for good.
+                self._patches.put_back(lambda _, theirs: self._lifting(theirs))
                 self._put_window_back()
 
     def _lifting(self, function: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -42,7 +42,6 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        """Hold no patch yet."""
         self._lock = threading.RLock()
         self._installed: list[_Patch] = []
         self._lifted: list[_Patch] = []
@@ -52,9 +51,8 @@ class Patches:
     def replace(self, owner: Any, attr: str, new: Any) -> Any:
         """Set ``owner.attr = new`` until `restore`; return the original.
 
-        `owner` is a module, a class, or an object with a ``__dict__``. The original is what stands
-        in ``vars(owner)`` (a ``staticmethod`` stays one), else what is inherited. AttributeError
-        if there is nothing to replace.
+        The original is what stands in ``vars(owner)`` (a ``staticmethod`` stays one), else what is
+        inherited. AttributeError if there is nothing to replace.
         """
         own = vars(owner)
         original = own[attr] if attr in own else getattr(owner, attr)
@@ -137,8 +135,12 @@ class Patches:
                 self._installed = [patch for patch in self._installed if id(patch) not in out]
                 self._lifted = lifted[::-1]
 
-    def put_back(self) -> None:
-        """End one `lift`; after the last the patches return, save where others have patched."""
+    def put_back(self, renew: Callable[[Any, Any], Any] | None = None) -> None:
+        """End one `lift`; after the last the patches return.
+
+        Where somebody has patched meanwhile, ``renew(ours, theirs)`` says what replaces theirs,
+        or None. Without ``renew`` theirs stays, with a warning.
+        """
         with self._lock:
             self._lifts -= 1
             if self._lifts:
@@ -146,14 +148,18 @@ class Patches:
             lifted, self._lifted = self._lifted, []
             covered = []
             for patch in lifted:
-                _, read, attr, original, _ = patch
-                if read.get(attr, _ABSENT) is original:
-                    _put_in(patch)
-                    self._installed.append(patch)
-                else:
+                place, read, attr, original, new = patch
+                current = read.get(attr, _ABSENT)
+                if current is not original:
+                    new = renew(new, current) if renew and current is not _ABSENT else None
+                if new is None:
                     covered.append(patch)
+                    continue
+                self._installed.append((place, read, attr, current, new))
+                _put_in(self._installed[-1])
             self._covered += covered
-        _warn_covered(covered)
+        if renew is None:
+            _warn_covered(covered)
 
     def _install(self, planned: list[_Patch]) -> None:
         with self._lock:
