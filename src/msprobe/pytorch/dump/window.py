@@ -27,6 +27,7 @@ class Window:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.patches = Patches()
+        self._rebound = Patches()
         self.is_open = False
         self._handles: list[Any] = []
         self._extra: list[Any] = []
@@ -35,6 +36,7 @@ class Window:
         self._plan: Any = None  # of the wrappers, kept between windows
         self._planned_for: Any = None
         self._originals: dict[int, Any] = {}
+        self._replaced: dict[int, Any] = {}  # id of a function → its wrapper in this window
         self._loaded = 0  # modules there were when the user's were picked
         self._user_modules: list[ModuleType] = []
         self._scanned: dict[int, int] = {}  # id of a module → number of names when it was searched
@@ -63,8 +65,13 @@ class Window:
         printing: Any = sys.modules["torch._tensor_str"]
         self.patches.replace(printing, "_str", silenced(printing._str, self._gate.thread))
         self._compilers.install()
-        for names, key, wrapper in self._references(originals, models):
-            self.patches.replace_in(names, key, wrapper)
+        self._replaced = originals
+        self.rebind(models)
+
+    def rebind(self, models: Iterable[nn.Module]) -> None:
+        """Exchange the references that user code and these models took before the window."""
+        for names, key, wrapper in self._references(self._replaced, models):
+            self._rebound.replace_in(names, key, wrapper)
 
     def _install_builtin(self, builtin: Sequence[tuple[Any, str, Any]]) -> None:
         # Nearly always torch is as it was at the last start(): then so is the plan.
@@ -101,6 +108,7 @@ class Window:
     def close(self) -> None:
         """Take everything back."""
         self._compilers.restore()
+        self._rebound.restore()
         self.patches.restore()
         self._take_out_hooks()
         for handle in self._extra:
@@ -120,6 +128,7 @@ class Window:
 
     def _lift(self) -> None:
         """While a compiler is at work, torch and the modules are as without the tool."""
+        self._rebound.lift()
         self.patches.lift()
         self._take_out_hooks()
 
@@ -128,7 +137,9 @@ class Window:
             pair.put_in(module)
         if self._areas:
             self._handles += area_hooks(self._gate.thread)
-        self.patches.put_back()
+        # What a compiler has changed in torch is no business of the user's: no warning.
+        self.patches.put_back(_renewed)
+        self._rebound.put_back(lambda *_: None)
 
     # ---- references to torch functions that user code took before ----------------------------
 
@@ -178,6 +189,11 @@ def _is_user_code(module: Any) -> bool:
     if not isinstance(module, ModuleType):
         return False
     return str(module.__dict__.get("__name__")).partition(".")[0] not in _NOT_USER_CODE
+
+
+def _renewed(ours: Any, theirs: Any) -> Any:
+    """Our wrapper around what has taken the place of its original."""
+    return ours.of(theirs) if is_wrapper(ours) else None
 
 
 def _up_to_date(owner: Any, name: str, wrapper: Any) -> Any:
