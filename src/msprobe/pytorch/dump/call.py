@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from . import names
-from .describe import Entry, TensorEntry, describe, fill
+from .describe import Entry, TensorEntry, fill
 
 if TYPE_CHECKING:
     from .run import StepRun
@@ -115,10 +113,7 @@ class Call:
         visit = run.describer or run.on_tensor(name)
         path = self._path(section, place) if run.needs_paths else name
         entry: Entry
-        if type(grad) is torch.Tensor:
-            entry = visit(grad, path)
-        else:
-            entry = run.argument(describe, grad, path, visit, [])
+        entry = run.tensor(grad, path, visit)
         if run.verdicts is not None and type(entry) is TensorEntry:
             run.verdicts.hold(self.held_grads, entry, path, grad, copy=False)
         return entry

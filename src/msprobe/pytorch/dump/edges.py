@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_grad_enabled = torch.is_grad_enabled
 _view_as = torch.Tensor.view_as
 _LEAF = 2**64 - 1  # sequence number of AccumulateGrad: the engine runs it as soon as it can
 
@@ -72,8 +73,12 @@ def accumulator(leaf: Any) -> Any:
 
     None for a leaf that a functorch transform has wrapped: its graph is the transform's.
     """
-    with torch.enable_grad():
-        node: Any = _view_as(leaf, leaf).grad_fn
+    node: Any
+    if _grad_enabled():
+        node = _view_as(leaf, leaf).grad_fn
+    else:
+        with torch.enable_grad():
+            node = _view_as(leaf, leaf).grad_fn
     return None if node is None else node.next_functions[0][0]
 
 

@@ -20,6 +20,7 @@ from .edges import Watch, accumulator, owners
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _add = torch.add
+_OfUser: Any = torch.autograd.function.BackwardCFunction
 graph_task: Any = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torch >= 2.1
 
 
@@ -147,13 +148,32 @@ class Backward:
 
     def hook_owner(self, node: Any, places: list[tuple[int, list[int]]]) -> None:
         """Listen for the gradients that leave ``node``: (position, inputs) of ours there."""
+        self._expect(places)
+        guard, leave = self._guard, self._leave_inputs
+        node.register_hook(lambda grad_inputs, _: guard(leave, places, grad_inputs))
+        self.hooks += 1
+
+    def hook_only_node(
+        self,
+        node: Any,
+        entering: list[tuple[int, list[int], Sequence[int]]],
+        leaving: list[tuple[int, list[int]]],
+    ) -> None:
+        """Listen with one hook for what enters and leaves the only node of the call."""
+        self._expect(leaving)
+        guard, both = self._guard, self._both
+        node.register_hook(lambda left, entered: guard(both, entering, leaving, left, entered))
+        self.hooks += 2
+
+    def _both(self, entering: Any, leaving: Any, left: Any, entered: Any) -> None:
+        self._enter_outputs(entering, entered)
+        self._leave_inputs(leaving, left)
+
+    def _expect(self, places: list[tuple[int, list[int]]]) -> None:
         edges = self._edges
         for _, inputs in places:
             for place in inputs:
                 edges[place] = edges.get(place, 0) + 1
-        guard, leave = self._guard, self._leave_inputs
-        node.register_hook(lambda grad_inputs, _: guard(leave, places, grad_inputs))
-        self.hooks += 1
 
     def _leave_inputs(self, places: Any, grads: Any) -> None:
         if self._task != graph_task():
@@ -233,11 +253,21 @@ def attach(
     if passed_on:
         seen.forget(passed_on)
     backward = Backward(listener, passes, seen.casts)
+    _hook(backward, roots, owners(roots, seen))
+    return backward
+
+
+def _hook(backward: Backward, roots: dict[Any, Any], owned: dict[Any, Any]) -> None:
+    if len(roots) == 1 and owned.keys() == roots.keys():
+        (node,) = roots
+        # Not a function of the user's: it may change the gradient that it is given.
+        if not isinstance(node, _OfUser):
+            backward.hook_only_node(node, roots[node], owned[node])
+            return
     for node, places in roots.items():
         backward.hook_output(node, places)
-    for node, positions in owners(roots, seen).items():
+    for node, positions in owned.items():
         backward.hook_owner(node, positions)
-    return backward
 
 
 def _root(roots: Any, node: Any, number: int, place: int, inputs: Sequence[int]) -> None:

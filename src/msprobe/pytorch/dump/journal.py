@@ -40,7 +40,7 @@ class Journal:
         self.parents: deque[tuple[str, str | None]] = deque()
         self._stacks: deque[tuple[str, Any]] = deque()
         self._deferred: deque[tuple[Any, Callable[[Any], None]]] = deque()
-        self._small: deque[tuple[Any, small.Reduction, bytes]] = deque()
+        self.small: deque[small.Waiting] = deque()  # tensors to be measured together
         self._texts = 0  # how many records at the head of `_done` have become text
         self._measuring = threading.RLock()  # held while values are filled in
         self._lock = threading.RLock()  # held while files are written
@@ -55,8 +55,10 @@ class Journal:
         until the next flush would keep the garbage collector busy.
         """
         self.records += 1
-        waits = self._small or self._deferred
+        waits = self.small or self._deferred
         self._done.append((name, record if waits else lines.line(name, record)))
+        if len(self.small) >= _ENOUGH:
+            self._settle_now()
         if self._idle:
             self._stir()
 
@@ -90,11 +92,8 @@ class Journal:
         """
         self._deferred.append((deferred, use))
 
-    def defer_small(self, waiting: tuple[Any, small.Reduction, bytes]) -> None:
-        """Measure this small tensor together with others, at the next flush at the latest."""
-        self._small.append(waiting)
-        # Whoever holds the lock does the same.
-        if len(self._small) >= _ENOUGH and self._measuring.acquire(blocking=False):
+    def _settle_now(self) -> None:
+        if self._measuring.acquire(blocking=False):  # whoever holds it does the same
             try:
                 self._settle()
             finally:
@@ -107,14 +106,14 @@ class Journal:
         Interrupted anywhere (Ctrl-C) it can be done again: nothing is taken out before it is used.
         """
         end = len(self._done)  # before the values: those of these records are in their queue
-        waiting = list(self._small)
+        waiting = list(self.small)
         if waiting:
             try:
                 small.fill_in(waiting)
             except Exception as error:
                 self.writer.log("statistics of small tensors", error)
             for _ in waiting:
-                self._small.popleft()
+                self.small.popleft()
         if not self._deferred:
             for place in range(self._texts, end):
                 name, record = self._done[place]

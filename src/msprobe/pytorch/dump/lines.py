@@ -14,26 +14,29 @@ from typing import Any
 from . import jsonfile
 from .describe import TensorEntry
 
-_quoted: Any = json.encoder.encode_basestring 
+_quoted: Any = json.encoder.encode_basestring
 
 
 def line(name: str, record: Any) -> bytes:
     """``"name": record`` as UTF-8."""
     if type(record) is not dict:
         return jsonfile.member(name, record)
-    sections = [f"{_quoted(key)}: {_section(section)}" for key, section in record.items()]
-    text = f"{_quoted(name)}: {{{', '.join(sections)}}}"
-    return text.encode("utf-8", "backslashreplace")
+    sections = []
+    for key, section in record.items():
+        kind = type(section)
+        if kind is list:
+            text = f"[{', '.join(map(_entry, section))}]"
+        elif kind is dict:
+            text = _named(section) if section else "{}"
+        else:
+            text = jsonfile.encode(section)
+        sections.append(f"{_quoted(key)}: {text}")
+    return f"{_quoted(name)}: {{{', '.join(sections)}}}".encode("utf-8", "backslashreplace")
 
 
-def _section(section: Any) -> str:
-    kind = type(section)
-    if kind is list:
-        return f"[{', '.join([_entry(entry) for entry in section])}]"
-    if kind is dict and section:
-        named = [f"{_quoted(key)}: {_entry(entry)}" for key, entry in section.items()]
-        return f"{{{', '.join(named)}}}"
-    return jsonfile.encode(section)
+def _named(section: dict[str, Any]) -> str:
+    entries = [f"{_quoted(key)}: {_entry(entry)}" for key, entry in section.items()]
+    return f"{{{', '.join(entries)}}}"
 
 
 def _entry(entry: Any) -> str:

@@ -143,7 +143,7 @@ def _parameters(call: Call, parameters: Any) -> dict[str, Any]:
     run = call.run
     visit = run.describer or run.on_tensor(call.forward)
     path = f"{call.forward}.parameters"
-    return {n: run.argument(describe, p, f"{path}.{n}", visit, []) for n, p in parameters}
+    return {name: run.tensor(p, f"{path}.{name}", visit) for name, p in parameters}
 
 
 def ignores(rule: Any, place: int | str) -> bool:

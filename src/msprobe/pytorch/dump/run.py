@@ -13,7 +13,7 @@ from . import gradients, tasks
 from .background import Background
 from .call import Call
 from .config import DumpConfig, Level
-from .describe import Entry, OnTensor, TensorEntry
+from .describe import Entry, OnTensor, TensorEntry, describe
 from .filters import Names, Selection
 from .gate import ThreadState
 from .journal import Journal
@@ -42,6 +42,7 @@ class StepRun:
         self.config = config
         background = Background() if config.async_dump else None
         self.journal = Journal(writer, lambda: wake(self), background)
+        self.small = self.journal.small
         self.writer = writer
         self.thread = thread
         self.passes = passes
@@ -69,6 +70,7 @@ class StepRun:
         self.listens = "backward" in directions or self.constructs
         self.judges = self.task.only_bad or self.task.marks_nan
         self._keeps_some = self.task.keeps_all or bool(config.tensor_list)
+        self.needs_paths = self._keeps_some  # file names are made of the places of tensors
         self.selection = Selection(
             config.names,
             config.scope,
@@ -141,17 +143,13 @@ class StepRun:
             return False
         return self.task.keeps_all or (bool(self._tensor_list) and self._tensor_list.match(record))
 
-    @property
-    def needs_paths(self) -> bool:
-        """Whether file names are made of the places of tensors."""
-        return self.verdicts is not None or self._keeps_some
-
     def judge_by(
         self, is_bad: Callable[[str, Any], bool], limit: int, end: Callable[[str], None]
     ) -> None:
         """Keep the tensors of bad calls only, and ``end`` collecting after ``limit`` of them."""
         self.judges = True
         self._keeps_some = False  # the verdict says which
+        self.needs_paths = True
         self.describer = None
         self.verdicts = Verdicts(
             is_bad,
@@ -229,6 +227,13 @@ class StepRun:
             kind = type(value)
             return Entry(type=f"{kind.__module__}.{kind.__qualname__}", value=None)
 
+    def tensor(self, value: Any, path: str, visit: OnTensor) -> Any:
+        """`argument` for what nearly always is a plain tensor or a parameter."""
+        kind = type(value)
+        if kind is torch.nn.Parameter or kind is torch.Tensor:
+            return visit(value, path)
+        return self.argument(describe, value, path, visit, [])
+
     def judge(self, name: str, results: Any, held: Any) -> bool:
         """Whether a record is written, by what its results hold."""
         if self.verdicts is None:
@@ -262,10 +267,6 @@ class StepRun:
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Sink: read these values back at the next flush."""
         self.journal.defer(deferred, use)
-
-    def defer_small(self, waiting: tuple[Entry, Any, bytes]) -> None:
-        """Sink: fill in the statistics of this entry together with those of others."""
-        self.journal.defer_small(waiting)
 
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""

@@ -56,13 +56,17 @@ class Runs:
             warned=self._warned,
             base=self._base,
         )
-        run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
-        run.step, run.rank, run.begun = step, rank, time.monotonic()
-        if task.only_bad:
-            run.judge_by(has_overflow, config.overflow_nums, self._end)
-        elif config.bench_path is not None:
-            bench = _bench(config.bench_path, step, rank)
-            run.judge_by(bench.differs, config.diff_nums, self._end)
+        try:
+            run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
+            run.step, run.rank, run.begun = step, rank, time.monotonic()
+            if task.only_bad:
+                run.judge_by(has_overflow, config.overflow_nums, self._end)
+            elif config.bench_path is not None:
+                bench = _bench(config.bench_path, step, rank)
+                run.judge_by(bench.differs, config.diff_nums, self._end)
+        except BaseException:
+            writer.discard()
+            raise
         return run
 
     def flush(self) -> None:
@@ -74,13 +78,13 @@ class Runs:
 
     def close(self, notes: Mapping[str, Any], *, discard: bool = False) -> None:
         """End the step: write the files to their end, or remove them."""
-        runs, self._open = list(self._open.values()), {}
-        for run in runs:
+        for path, run in list(self._open.items()):
             if discard:
                 run.guard("step(dump=False)", run.journal.discard)
             else:
                 _write(run, notes)
             self._flusher.forget_run(run)
+            del self._open[path]  # only now: Ctrl-C may come anywhere, and step() once more
 
     def stop(self) -> None:
         """The session has ended: from now on what still arrives is written at once."""

@@ -31,6 +31,7 @@ _SINGLE_MAX = float(np.finfo(np.float32).max)
 
 Array = Any  # np.ndarray of one dimension
 Reduction = Callable[[bytes, Sequence[int]], list[list[float]]]
+Waiting = tuple[dict[str, Any], Reduction, bytes]  # entry, how it is measured, its `elements`
 
 
 def elements(tensor: torch.Tensor, width: int) -> bytes | None:
@@ -59,7 +60,7 @@ def elements(tensor: torch.Tensor, width: int) -> bytes | None:
         return None  # an odd tensor: measured alone, the log says what is wrong with it
 
 
-def fill_in(waiting: Sequence[tuple[dict[str, Any], Reduction, bytes]]) -> None:
+def fill_in(waiting: Sequence[Waiting]) -> None:
     """Set Max, Min, Mean and Norm of each entry from its `elements`."""
     groups: dict[Reduction, list[tuple[dict[str, Any], bytes]]] = {}
     for entry, reduction, copy in waiting:

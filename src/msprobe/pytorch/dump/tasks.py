@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,13 +24,15 @@ _parameter = torch.nn.Parameter
 
 
 class Sink(Protocol):
-    """Where a description goes: values to be read back later, tensors to keep, problems."""
+    """Where a description goes: values to be read back later, tensors to keep, problems.
+
+    ``small``: entries whose statistics are filled in together, with what `small.fill_in` needs.
+    """
+
+    small: deque[small.Waiting]
 
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Call ``use`` with the values of ``deferred`` once they are read back."""
-
-    def defer_small(self, waiting: tuple[Entry, small.Reduction, bytes]) -> None:
-        """Fill in the statistics of this entry together with those of others."""
 
     def keep(self, path: str, tensor: Any) -> str:
         """Save a tensor and return its file name."""
@@ -79,7 +82,7 @@ def describer(
     alone = _alone(mode, high, slices, sink, keeps)
     if mode != "statistics" or keeps or slices:
         return alone
-    together, odd = small.REDUCTIONS[high], _interpreter
+    together, odd, wait = small.REDUCTIONS[high], _interpreter, sink.small.append
 
     def on_tensor(value: Any, path: str) -> Entry:
         kind = type(value)
@@ -99,7 +102,7 @@ def describer(
                         Norm=None,
                         requires_grad=value.requires_grad,
                     )
-                    sink.defer_small((entry, reduction, copy))
+                    wait((entry, reduction, copy))
                     return entry
         found: Entry = alone(value, path)
         return found

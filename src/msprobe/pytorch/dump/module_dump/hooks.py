@@ -12,7 +12,6 @@ from torch import nn
 
 from .. import edges, gradients, recording
 from ..call import Call
-from ..describe import describe
 from ..gate import Gate
 from ..names import module_base, module_records, parameters_grad_record
 from ..quiet import is_capturing
@@ -253,7 +252,7 @@ class ParameterGroup:
             grad = consumed if parameter is None or parameter.grad is None else parameter.grad
             if grad is None:
                 run.problem(f"{record}.{name}", _NO_GRADIENT)
-            entries[name] = [run.argument(describe, grad, f"{record}.{name}", visit, [])]
+            entries[name] = [run.tensor(grad, f"{record}.{name}", visit)]
         run.journal.add(record, entries)
 
 
