@@ -148,6 +148,11 @@ COLLECTIVES: dict[str, Callable[[int], list[Any]]] = {
     "_reduce_scatter_base": lambda r: [torch.zeros(2), ours(r)],
     "all_to_all": lambda r: [blanks(size=2), [ours(r, 2), ours(r + 1, 2)]],
     "all_to_all_single": lambda r: [torch.zeros(4), ours(r)],
+    "all_reduce_coalesced": lambda r: [[ours(r), ours(r, 2)]],
+    "all_gather_coalesced": lambda r: [
+        [[torch.zeros(4), torch.zeros(2)] for _ in range(RANKS)],
+        [ours(r), ours(r, 2)],
+    ],
 }
 
 

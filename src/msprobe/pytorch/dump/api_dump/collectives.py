@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from .. import recording
 from ..call import Call
 from ..gate import ThreadState
 from .functional import Unwaited, async_tensor_patch
+
+_Future: Any = torch._C.Future  # the class of torch.futures is below it
 
 
 class _Started:
@@ -32,7 +36,7 @@ class _Started:
         guard, name = self.call.run.guard, self.call.forward
         if not self.works:
             return self.group not in _coalescing()
-        return all(guard(name, work.is_completed) for work in self.works)
+        return all(guard(name, _has_ended, work) for work in self.works)
 
 
 class Works:
@@ -61,12 +65,14 @@ class Works:
             self._gathered.append(started)
             return True
         candidates = result if isinstance(result, list) else [result]
-        works = [work for work in candidates if isinstance(work, kind)]
+        works = [work for work in candidates if isinstance(work, (kind, _Future))]
         if not works:
             return False
         started = _Started(call, shown_results(call, args, kwargs), works, None)
         for work in works:
             self._started.setdefault(id(work), []).append(started)
+            if isinstance(work, _Future):  # all_reduce_coalesced, all_gather_coalesced
+                work.add_done_callback(functools.partial(self._ended, id(work)))
         return True
 
     def wrapper(self, original: Any, tells: bool) -> Any:
@@ -117,7 +123,10 @@ class Works:
                 self._started.setdefault(id(work), []).append(started)
 
     def _finished(self, work: Any) -> None:
-        for started in self._started.pop(id(work), ()):
+        self._ended(id(work))
+
+    def _ended(self, key: int, _: Any = None) -> None:
+        for started in self._started.pop(key, ()):
             started.left -= 1
             if started.left == 0:
                 started.finish()
@@ -142,6 +151,10 @@ class Works:
             else:
                 call.run.problem(call.forward, "no output: nobody has waited for the collective")
                 call.run.guard(call.forward, recording.fail, call)
+
+
+def _has_ended(work: Any) -> bool:
+    return bool(work.done() if isinstance(work, _Future) else work.is_completed())
 
 
 def shown_results(call: Call, args: Any, kwargs: Any) -> Any:
