@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import names
@@ -80,10 +79,9 @@ class Call:
 
     # ---- listener of gradients ---------------------------------------------------------------
 
-    @property
-    def guard(self) -> Callable[..., None]:
-        """What runs the work of a hook: unseen, and without ever raising into the backward."""
-        return partial(self.run.guard, self.backward)
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Run the work of a hook: unseen, and without ever raising into the backward."""
+        self.run.guard(self.backward, function, *args)
 
     def begin(self, graph_task: int) -> None:
         """A backward pass has reached the call."""

@@ -27,9 +27,8 @@ graph_task: Any = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torc
 class Listener(Protocol):
     """Who wants the gradients of one call. All but `guard` run under `guard`."""
 
-    @property
-    def guard(self) -> Callable[..., None]:
-        """Calls a function with arguments so that no error leaves into the backward."""
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function so that no error leaves into the backward."""
 
     def begin(self, graph_task: int) -> None:
         """A backward pass has reached the call."""
@@ -106,17 +105,15 @@ class Backward:
         "_casts",
         "_contributions",
         "_edges",
-        "_guard",
         "_left",
-        "_listener",
         "_passes",
         "_task",
         "hooks",
+        "listener",
     )
 
     def __init__(self, listener: Listener, passes: Passes, casts: dict[int, Any]) -> None:
-        self._listener = listener
-        self._guard = listener.guard
+        self.listener = listener
         self._casts = casts  # place of an input that autocast has cast → its dtype
         self._passes = passes
         self._edges: dict[int, int] = {}  # place of an input → edges that lead to it
@@ -127,14 +124,14 @@ class Backward:
 
     def hook_output(self, node: Any, places: list[tuple[int, list[int], Sequence[int]]]) -> None:
         """Listen for the gradients that enter ``node``: (output_nr, outputs, inputs) there."""
-        guard, enter = self._guard, self._enter_outputs
-        node.register_prehook(lambda grads: guard(enter, places, grads))
+        node.register_prehook(_Entering(self, places))
         self.hooks += 1
 
-    def _enter_outputs(self, places: Any, grads: Any) -> None:
+    def enter_outputs(self, places: Any, grads: Any) -> None:
+        """Gradients enter a node: report those of our outputs."""
         if self._task != graph_task():
             self._enter()
-        listener = self._listener
+        listener = self.listener
         for number, outputs, inputs in places:
             grad = grads[number] if number < len(grads) else None
             if grad is not None:
@@ -149,8 +146,7 @@ class Backward:
     def hook_owner(self, node: Any, places: list[tuple[int, list[int]]]) -> None:
         """Listen for the gradients that leave ``node``: (position, inputs) of ours there."""
         self._expect(places)
-        guard, leave = self._guard, self._leave_inputs
-        node.register_hook(lambda grad_inputs, _: guard(leave, places, grad_inputs))
+        node.register_hook(_Leaving(self, places))
         self.hooks += 1
 
     def hook_only_node(
@@ -161,13 +157,8 @@ class Backward:
     ) -> None:
         """Listen with one hook for what enters and leaves the only node of the call."""
         self._expect(leaving)
-        guard, both = self._guard, self._both
-        node.register_hook(lambda left, entered: guard(both, entering, leaving, left, entered))
+        node.register_hook(_Passing(self, entering, leaving))
         self.hooks += 2
-
-    def _both(self, entering: Any, leaving: Any, left: Any, entered: Any) -> None:
-        self._enter_outputs(entering, entered)
-        self._leave_inputs(leaving, left)
 
     def _expect(self, places: list[tuple[int, list[int]]]) -> None:
         edges = self._edges
@@ -175,7 +166,8 @@ class Backward:
             for place in inputs:
                 edges[place] = edges.get(place, 0) + 1
 
-    def _leave_inputs(self, places: Any, grads: Any) -> None:
+    def leave_inputs(self, places: Any, grads: Any) -> None:
+        """Gradients leave a node: report those of our inputs."""
         if self._task != graph_task():
             self._enter()
         for position, inputs in places:
@@ -183,7 +175,7 @@ class Backward:
             if grad is not None:
                 for place in inputs:
                     if self._edges[place] == 1 and not self._casts:
-                        self._listener.grad_input(place, grad)
+                        self.listener.grad_input(place, grad)
                     else:
                         self._contribute(place, grad)
         self._left -= 1
@@ -202,21 +194,71 @@ class Backward:
             self._finish()  # what an earlier pass has left open
         self._task = task = graph_task()
         self._left = self.hooks
-        self._listener.begin(task)
+        self.listener.begin(task)
         self._passes.join(task, self)
 
     def finish(self, task: int) -> None:
         """Report the record of pass ``task`` unless that has been done."""
         if self._task == task:
-            self._guard(self._finish)
+            self.listener.guard(self._finish)
 
     def _finish(self) -> None:
         self._task = None
         if self._contributions:
             parts, self._contributions = self._contributions, None
             for place, grads in parts.items():
-                self._listener.grad_input(place, _total(grads))
-        self._listener.done()
+                self.listener.grad_input(place, _total(grads))
+        self.listener.done()
+
+
+# Hooks: one small object each instead of closures, partials and bound methods. A step makes two
+# for each call and keeps them until backward; the garbage collector walks through them meanwhile.
+
+
+class _Entering:
+    """Hook before a node."""
+
+    __slots__ = ("_backward", "_places")
+
+    def __init__(self, backward: Backward, places: Any) -> None:
+        self._backward = backward
+        self._places = places
+
+    def __call__(self, grads: Any) -> None:
+        backward = self._backward
+        backward.listener.guard(backward.enter_outputs, self._places, grads)
+
+
+class _Leaving:
+    """Hook after a node."""
+
+    __slots__ = ("_backward", "_places")
+
+    def __init__(self, backward: Backward, places: Any) -> None:
+        self._backward = backward
+        self._places = places
+
+    def __call__(self, left: Any, entered: Any) -> None:
+        backward = self._backward
+        backward.listener.guard(backward.leave_inputs, self._places, left)
+
+
+class _Passing:
+    """Hook after the only node of a call."""
+
+    __slots__ = ("_backward", "_entering", "_leaving")
+
+    def __init__(self, backward: Backward, entering: Any, leaving: Any) -> None:
+        self._backward = backward
+        self._entering = entering
+        self._leaving = leaving
+
+    def __call__(self, left: Any, entered: Any) -> None:
+        self._backward.listener.guard(self._report, left, entered)
+
+    def _report(self, left: Any, entered: Any) -> None:
+        self._backward.enter_outputs(self._entering, entered)
+        self._backward.leave_inputs(self._leaving, left)
 
 
 def _total(parts: list[Any]) -> Any:

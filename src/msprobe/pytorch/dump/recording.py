@@ -6,6 +6,7 @@ decided in `StepRun`, and plain tensors and scalars are described without the ge
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .call import Call
 from .describe import Entry, OnTensor, describe, describe_kwargs, describe_output, places
 from .run import StepRun
 
+_DONE: Any = types.MappingProxyType({})  # the record of a call that has been written
 _SCALARS = frozenset({bool, int, float, str})
 _grad_enabled = torch.is_grad_enabled
 
@@ -70,7 +72,7 @@ def _begun(call: Call, listed: list[Any], named: dict[str, Any]) -> None:
         call.record = {"input_args": listed, "input_kwargs": named}
     if not run.takes_output:
         run.journal.add(call.forward, call.record)  # complete already
-        call.record = {}
+        call.record = _DONE
     elif run.verdicts is None:
         run.journal.begin(call)
 
@@ -102,7 +104,7 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
         call.outputs = places(output)
         seen, call.seen = call.seen, None
         gradients.attach(seen, found, run.passes, call)
-    call.record, call.held = {}, []
+    call.record, call.held = _DONE, ()
 
 
 def _emit(call: Call, output: Any) -> None:
@@ -133,7 +135,7 @@ def _leave(call: Call) -> None:
 def fail(call: Call) -> None:
     """The call has raised: its record ends with its inputs."""
     call.failed = True
-    call.seen, call.held = None, []
+    call.seen, call.held = None, ()
     if call.stack is not None and not call.run.task.only_bad:
         call.run.journal.stack(call.forward, call.stack)
     _leave(call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,10 +56,9 @@ class SavedGradients:
         self._paths: list[str] = []
         fill(self._shape, name, self._paths.append)
 
-    @property
-    def guard(self) -> Callable[..., None]:
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
         """What runs the work of a hook."""
-        return partial(self._run.guard, self._name)
+        self._run.guard(self._name, function, *args)
 
     def grad_output(self, place: int, grad: Any) -> None:
         """Gradient of the ``place``-th tensor of the variable."""
