@@ -215,6 +215,41 @@ def test_scripted_model_runs_in_a_window_as_without_the_tool(
     assert dump.errors() == []
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_window_opened_or_closed_in_a_compiled_region_leaves_the_next_step_whole(
+    level: str, tmp_path: Path
+) -> None:
+    """The exit of a region whose window closes within is not heard of; neither is its entrance."""
+    watcher = debugger(tmp_path, level=level)
+    net = build()
+
+    @torch.compile(backend="eager")
+    def closing(x: Tensor) -> Tensor:
+        y = net(x)
+        watcher.stop()
+        return y.exp()
+
+    @torch.compile(backend="eager")
+    def opening(x: Tensor) -> Tensor:
+        y = x.exp()
+        watcher.start(net)
+        return net(y)
+
+    x = batch(0)
+    for step in (lambda: net(x), lambda: closing(x), lambda: net(x), None, lambda: net(x)):
+        if step is None:
+            opening(x)
+        else:
+            watcher.start(net)
+            step()
+        watcher.stop()
+        watcher.step()
+    whole, *others = (read_dump(tmp_path, number).data for number in (0, 2, 4))
+    assert others == [whole, whole]
+    for number in range(5):
+        assert read_dump(tmp_path, number).errors() == []
+
+
 FIRST = """
 import sys
 import torch

@@ -5,11 +5,12 @@ They read functions and modules instead of calling them: what they must see is t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,6 +46,26 @@ def silenced(function: Any, thread: ThreadState) -> Any:
     return silent
 
 
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Keep Dynamo away from what runs in the block: start() and stop() in a compiled region."""
+    loaded = "torch._dynamo.eval_frame" in sys.modules
+    set_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame if loaded else lambda _: None
+    before = set_frame(None)
+    try:
+        yield
+    finally:
+        set_frame(before)
+
+
+@functools.cache
+def _skip_our_code() -> None:
+    """Have Dynamo leave the frames of this package alone, those around `uncompiled` too."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")  # torch >= 2.2
+    if hasattr(rules, "add"):
+        rules.add("msprobe")
+
+
 class Compilers:
     """Lifts the whole window around the compilers' entrances and compiled regions."""
 
@@ -75,6 +96,8 @@ class Compilers:
 
     def restore(self) -> None:
         """Take the guards out."""
+        if getattr(self._regions, "running", None) is not None:
+            self._end_region()  # stop() within a compiled region, whose exit will not be heard
         self._patches.restore()
         self._frames.restore()
 
@@ -88,7 +111,8 @@ class Compilers:
     def _leave(self) -> None:
         with self._lock:
             self._depth -= 1
-            if self._depth == 0:
+            if self._depth <= 0:  # below: Ctrl-C has come before `_enter` could count
+                self._depth = 0
                 # The first compilation of a process replaces torch.jit.trace and others for good.
                 self._patches.put_back(lambda _, theirs: self._lifting(theirs))
                 self._put_window_back()
@@ -96,8 +120,8 @@ class Compilers:
     def _lifting(self, function: Any) -> Any:
         @functools.wraps(function)
         def lifting(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
             try:
+                self._enter()
                 with self._thread.silent():
                     return function(*args, **kwargs)
             finally:
@@ -105,6 +129,11 @@ class Compilers:
                 self._guard_dynamo()  # torch.compile may have loaded it just now
 
         return lifting
+
+    def _end_region(self) -> None:
+        _, self._thread.inside, self._thread.off = self._regions.running
+        self._regions.running = None
+        self._leave()
 
     def _guard_dynamo(self) -> None:
         """Lift the window while a compiled region runs.
@@ -119,6 +148,7 @@ class Compilers:
         frames: Any = sys.modules.get("torch._dynamo.eval_frame")
         if frames is None:
             return
+        _skip_our_code()
         name = "_maybe_set_eval_frame"
         if not hasattr(frames, name):
             name = "set_eval_frame"  # torch < 2.5
@@ -133,9 +163,7 @@ class Compilers:
                 self._thread.inside = self._thread.off = True
                 self._enter()
             elif running is not None and running[0] == id(caller):
-                self._leave()
-                _, self._thread.inside, self._thread.off = running
-                regions.running = None
+                self._end_region()
             return original(callback, *args)
 
         self._frames.replace(frames, name, set_callback)

@@ -103,10 +103,12 @@ class Patches:
         put ours back later, the next `restore` takes it out.
         """
         with self._lock:
-            covered = [patch for patch in reversed(self._installed) if not _take_out(patch)]
-            earlier = [patch for patch in self._covered if not _take_out(patch)]
-            self._covered = covered + earlier
-            self._installed = []
+            covered: list[_Patch] = []
+            while self._installed:  # one by one: Ctrl-C may come anywhere, and restore() again
+                if not _take_out(self._installed[-1]):
+                    covered.append(self._installed[-1])
+                self._installed.pop()
+            self._covered = covered + [p for p in self._covered if not _take_out(p)]
             self._lifted = []
         _warn_covered(covered)
 
@@ -129,11 +131,16 @@ class Patches:
             self._lifts += 1
             if self._lifts > 1:
                 return
-            lifted = [patch for patch in reversed(self._installed) if _take_out(patch)]
-            if lifted:
-                out = set(map(id, lifted))
-                self._installed = [patch for patch in self._installed if id(patch) not in out]
-                self._lifted = lifted[::-1]
+            left = []
+            while self._installed:
+                patch = self._installed[-1]
+                if _take_out(patch):
+                    self._lifted.append(patch)
+                else:
+                    left.append(patch)
+                self._installed.pop()
+            self._installed = left[::-1]
+            self._lifted.reverse()
 
     def put_back(self, renew: Callable[[Any, Any], Any] | None = None) -> None:
         """End one `lift`; after the last the patches return.
@@ -142,7 +149,7 @@ class Patches:
         or None. Without ``renew`` theirs stays, with a warning.
         """
         with self._lock:
-            self._lifts -= 1
+            self._lifts = max(0, self._lifts - 1)
             if self._lifts:
                 return
             lifted, self._lifted = self._lifted, []
@@ -166,16 +173,16 @@ class Patches:
             if self._lifts:
                 self._lifted += planned
                 return
-            done = 0
+            # Noted first: whatever interrupts this, `restore` knows what may be in place.
+            self._installed += planned
             try:
                 for patch in planned:
                     _put_in(patch)
-                    done += 1
-            except BaseException:
-                for patch in reversed(planned[:done]):
+            except Exception:
+                for patch in reversed(planned):
                     _take_out(patch)
+                del self._installed[-len(planned) :]
                 raise
-            self._installed += planned
 
 
 def plan(items: Iterable[tuple[Any, str, Any]]) -> list[_Patch]:
@@ -220,10 +227,11 @@ def _put_in(patch: _Patch) -> None:
 
 
 def _take_out(patch: _Patch) -> bool:
-    """Undo `patch` if the attribute is still ours; say whether it was."""
+    """Undo `patch` unless somebody else has set the attribute; say whether that is done."""
     place, read, attr, original, new = patch
-    if read.get(attr, _ABSENT) is not new:
-        return False
+    current = read.get(attr, _ABSENT)
+    if current is not new:
+        return current is original
     if original is _ABSENT:
         if place is None:
             del read[attr]

@@ -19,6 +19,7 @@ from .api_dump import ops, wrap
 from .api_dump.collectives import Works, work_patch
 from .api_dump.custom import CustomApis, triton_patch
 from .arguments import check_models, check_rank_id, check_token_range
+from .compilers import uncompiled
 from .config import DumpConfig, Level
 from .config_keys import filters_in
 from .gate import Gate
@@ -73,6 +74,7 @@ class Session:
 
     # ---- start, stop, step -------------------------------------------------------------------
 
+    @uncompiled()
     def start(
         self,
         model: Any = None,
@@ -105,10 +107,12 @@ class Session:
                 logging.INFO,
                 key="recording",
             )
+        if self.window.is_open and not self.gate.open:
+            self.window.close()  # Ctrl-C has interrupted the last stop()
         self.gate.run = run
-        self.gate.open = True
         opened = None
         try:
+            self.gate.open = True
             opened = run.guard("start", self._install, models, listed)
         finally:
             if not opened:  # an error of ours, or Ctrl-C: nothing stays behind
@@ -119,7 +123,11 @@ class Session:
 
     def _install(self, models: list[nn.Module], listed: bool) -> bool:
         config = self.config
-        if config.level != Level.L0 and not self.window.is_open:
+        further = self.window.is_open
+        self.window.is_open = True  # from here on there is something to take back
+        if config.level != Level.L0 and further:
+            self.window.rebind(models)  # a further model in the same window
+        elif config.level != Level.L0:
             builtin = self._builtin_wrappers()
             custom = [*triton_patch(self.gate), *self.custom.wrappers()]
             self.window.open_apis(builtin, custom, models, config.level == Level.MIX)
@@ -128,11 +136,11 @@ class Session:
             if self.run is not None:
                 self.run.may_run(parts, fused)
             self.window.open_modules(parts)
-        self.window.is_open = True
         if self._unseen is not None:
             self._unseen.enter()
         return True
 
+    @uncompiled()
     def stop(self) -> None:
         """Close the window and write what it has collected."""
         if self._unseen is not None:
@@ -141,9 +149,10 @@ class Session:
             self.gate.open = False
             self.focus.end(forgotten=True)
             self.window.close()
-            self.works.finish_all()
+        self.works.finish_all()
         self._runs.flush()
 
+    @uncompiled()
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
         self.stop()
