@@ -44,25 +44,28 @@ class ThreadState(threading.local):
 class Gate:
     """Shared by all wrappers and hooks of a session: they record only while it is ``open``."""
 
-    __slots__ = ("_heard", "focus", "open", "run", "thread")
+    __slots__ = ("_shut", "focus", "open", "run", "thread")
 
     def __init__(self) -> None:
         self.open = False
         self.run: StepRun | None = None
         self.thread = ThreadState()
         self.focus = False  # between module_dump and module_dump_end: only the focused module
-        self._heard: Callable[[], None] | None = None
+        self._shut: Callable[[bool], None] | None = None
 
-    def forget(self, heard: Callable[[], None]) -> None:
-        """In a forked child: record nothing. ``heard`` is called when it is first asked."""
+    def forget(self, shut: Callable[[bool], None]) -> None:
+        """In a forked child: record nothing.
+
+        ``shut`` takes the parent's window back: when a call asks the gate (True), or when the child
+        opens a window of its own (False), whichever comes first.
+        """
         self.thread.begin()
         self.run = None
-        self._heard = heard
+        self._shut = shut
         self.__class__ = ForkedGate
 
-    def settle(self) -> bool:
-        """A window is about to open. Whether one of the parent's has been open until now."""
-        return False
+    def settle(self, by_call: bool = False) -> None:
+        """A window is about to open: none of the parent's may be left."""
 
 
 class ForkedGate(Gate):
@@ -76,18 +79,17 @@ class ForkedGate(Gate):
     @property
     def open(self) -> bool:
         """False; who asks is a call that the parent would have recorded."""
-        heard, _ = self._heard, self.settle()
-        if heard is not None:
-            heard()
+        self.settle(by_call=True)
         return False
 
     @open.setter
     def open(self, value: bool) -> None:
         """Hooks of the parent's window have no say here."""
 
-    def settle(self) -> bool:
+    def settle(self, by_call: bool = False) -> None:
         """Be an ordinary gate, and shut."""
+        shut, self._shut = self._shut, None
         self.__class__ = Gate  # type: ignore[assignment]
-        self._heard = None
         self.open = False
-        return True
+        if shut is not None:
+            shut(by_call)
