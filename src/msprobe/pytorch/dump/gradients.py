@@ -149,13 +149,13 @@ class Backward:
         node.register_hook(_Leaving(self, places))
         self.hooks += 1
 
-    def hook_only_node(
+    def hook_both(
         self,
         node: Any,
         entering: list[tuple[int, list[int], Sequence[int]]],
         leaving: list[tuple[int, list[int]]],
     ) -> None:
-        """Listen with one hook for what enters and leaves the only node of the call."""
+        """Listen with one hook for what enters and what leaves ``node``."""
         self._expect(leaving)
         node.register_hook(_Passing(self, entering, leaving))
         self.hooks += 2
@@ -244,7 +244,7 @@ class _Leaving:
 
 
 class _Passing:
-    """Hook after the only node of a call."""
+    """Hook after a node, for both sides."""
 
     __slots__ = ("_backward", "_entering", "_leaving")
 
@@ -300,14 +300,12 @@ def attach(
 
 
 def _hook(backward: Backward, roots: dict[Any, Any], owned: dict[Any, Any]) -> None:
-    if len(roots) == 1 and owned.keys() == roots.keys():
-        (node,) = roots
-        # Not a function of the user's: it may change the gradient that it is given.
-        if not isinstance(node, _OfUser):
-            backward.hook_only_node(node, roots[node], owned[node])
-            return
     for node, places in roots.items():
-        backward.hook_output(node, places)
+        # Not a function of the user's: it may change the gradient that it is given.
+        if node in owned and not isinstance(node, _OfUser):
+            backward.hook_both(node, places, owned.pop(node))
+        else:
+            backward.hook_output(node, places)
     for node, positions in owned.items():
         backward.hook_owner(node, positions)
 
