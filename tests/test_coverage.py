@@ -53,6 +53,12 @@ def test_calls_that_no_wrapper_saw_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_demand")
+def test_function_without_a_public_name_is_listed_by_its_place_in_torch(tmp_path: Path) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    assert unseen(tmp_path, lambda: torch._foreach_mul_(parts, 2.0)) == {"torch._foreach_mul_": 1}
+
+
+@pytest.mark.usefixtures("on_demand")
 def test_recorded_calls_and_what_runs_inside_them_are_not_listed(tmp_path: Path) -> None:
     x = torch.ones(2, 3, requires_grad=True)
     assert unseen(tmp_path, lambda: F.cross_entropy(x * 2, torch.tensor([0, 1])).backward()) == {}

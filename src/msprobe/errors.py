@@ -1,6 +1,12 @@
-"""The two exception classes of the library; everything else passes through."""
+"""The two exception classes of the library, and its warnings about the user's own lines."""
 
 from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class ConfigError(ValueError):
@@ -12,3 +18,11 @@ class ConfigError(ValueError):
 
 class UsageError(RuntimeError):
     """A call of the public API is wrong. Says what was called, the state, and the call to make."""
+
+
+def warn_user(message: str) -> None:
+    """A warning that names the line of the user's that led here, however deep we are."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from msprobe.errors import warn_user
 
 from .dump.patches import Patches
 from .random_calls import RandomCall, call_overridable, dress, install, install_wrappers
@@ -108,9 +109,8 @@ def _check(seed: Any, switches: Mapping[str, Any], old: Mapping[str, Any]) -> No
         if not isinstance(value, bool):
             raise TypeError(f"seed_all: {name} is {value!r}; expected True or False.")
     for name in sorted(old):
-        warnings.warn(
-            f"seed_all: {name!r} belongs to an earlier version and has no effect; leave it out.",
-            stacklevel=3,
+        warn_user(
+            f"seed_all: {name!r} belongs to an earlier version and has no effect; leave it out."
         )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
-from msprobe.errors import UsageError
+from msprobe.errors import UsageError, warn_user
 
 from .. import marks
 from ..dump.config import DumpConfig, check_dump_path, load_config
@@ -215,11 +214,10 @@ class PrecisionDebugger(metaclass=_OnePerProcess):
             self._session.model = model
         given = zip((config_path, task, dump_path, level, step), self._arguments, strict=True)
         if any(new is not None and new != old for new, old in given):
-            warnings.warn(
+            warn_user(
                 "PrecisionDebugger exists already in this process; the arguments of this second"
                 " construction are ignored. To begin anew set PrecisionDebugger._instance = None"
-                " first.",
-                stacklevel=3,
+                " first."
             )
 
     def _maybe_reload_config(self, force: bool = False) -> None:

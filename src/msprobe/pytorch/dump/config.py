@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from msprobe.errors import ConfigError
+from msprobe.errors import ConfigError, warn_user
 from msprobe.pytorch.dump.config_file import check_dump_path, read_config
 from msprobe.pytorch.dump.config_keys import (
     DEFAULTS,
@@ -96,7 +95,7 @@ def load_config(
     _check_modes(config)
     _check_directories(config)
     for note in notes:
-        warnings.warn(f"{source}: {note}", stacklevel=3)
+        warn_user(f"{source}: {note}")
     return config
 
 

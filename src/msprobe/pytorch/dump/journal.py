@@ -70,6 +70,8 @@ class Journal:
 
     def draft(self, name: str, record: Any) -> None:
         """A record that may still change until the step ends."""
+        if name not in self.drafts:
+            self.records += 1
         self.drafts[name] = record
         if self._idle:
             self._stir()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from msprobe.errors import warn_user
 
 from . import edges, gradients
 from .describe import TensorEntry, describe, fill, places
@@ -24,7 +25,7 @@ def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
     else:
         problem = _unfit(variable)
     if problem:
-        warnings.warn(f"save() skipped: {problem}.", stacklevel=3)
+        warn_user(f"save() skipped: {problem}.")
     return not problem
 
 

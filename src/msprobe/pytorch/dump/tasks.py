@@ -317,7 +317,8 @@ def _array_entry(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:
     if array.size and array.dtype.kind in "biufc":
         magnitude = np.abs(array) if array.dtype.kind == "c" else array
         values = [magnitude.max(), magnitude.min(), magnitude.mean(), np.linalg.norm(magnitude)]
-        values = [value.item() for value in values]
+        # float: the item of a longdouble is no Python number.
+        values = [float(v) if isinstance(v, np.longdouble) else v.item() for v in values]
     _set_statistics(entry, values)
     if keeps and array.size and array.dtype.kind in "biufcSU":
         entry["data_name"] = sink.keep(path, array)

@@ -101,4 +101,5 @@ def _name(func: Any) -> str:
     if known is not None:
         return str(known)
     module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", repr(func))
-    return f"{module}.{name}" if module else str(name)
+    name = str(name).removeprefix("_VariableFunctionsClass.")  # the home of torch.add and others
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,77 @@
+"""A warning about the user's own line names that line, wherever it was found out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import debugger, read_dump, read_json
+from msprobe.pytorch import PrecisionDebugger, seed_all
+
+
+def unknown_key(folder: Path) -> None:
+    debugger(folder, top={"leve": 1})
+
+
+def second_construction(folder: Path) -> None:
+    debugger(folder, level="L1")
+    with warnings.catch_warnings():
+        PrecisionDebugger(dump_path=str(folder / "other"))
+
+
+def unfit_value(folder: Path) -> None:
+    debugger(folder, level="debug").save(object(), "x")  # type: ignore[arg-type]
+
+
+def old_keyword(folder: Path) -> None:
+    seed_all(is_gpu=False)
+
+
+@pytest.mark.parametrize("mistake", [second_construction, unfit_value, old_keyword])
+def test_warning_names_the_line_of_the_user(
+    mistake: Callable[[Path], None], tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning) as caught:
+        mistake(tmp_path)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_warning_about_the_configuration_names_the_line_of_the_construction(
+    tmp_path: Path,
+) -> None:
+    with pytest.warns(UserWarning, match="leve") as caught:
+        unknown_key(tmp_path)
+    assert caught[0].filename.startswith(str(Path(__file__).parent))
+
+
+def test_every_saved_value_and_gradient_counts_as_a_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MSPROBE_LOG", "info")
+    watcher = debugger(tmp_path, level="debug")
+    with caplog.at_level("INFO", logger="msprobe"):
+        x = torch.ones(2, requires_grad=True)
+        watcher.save(x * 1, "x")
+        watcher.save(x * 2, "y")
+        watcher.step()
+    (file,) = tmp_path.glob("step0/*/debug.json")
+    assert len(read_json(file)["data"]) == 4
+    assert "4 records" in caplog.text
+
+
+def test_statistics_of_wide_floats_are_numbers(tmp_path: Path) -> None:
+    watcher = debugger(tmp_path, level="L1")
+    watcher.start()
+    with pytest.raises(TypeError):  # torch takes no longdouble, and the call is recorded
+        torch.add(torch.ones(1), np.array([1.5, -2.5], dtype=np.longdouble), alpha="no")
+    watcher.stop()
+    watcher.step()
+    records = read_dump(tmp_path).data
+    (record,) = [r for name, r in records.items() if ".add." in name]
+    entry = record["input_args"][1]
+    assert [entry[key] for key in ("Max", "Min", "Mean")] == [1.5, -2.5, -0.5]
