@@ -389,6 +389,36 @@ def test_command_exits_with_2_where_there_is_no_dump(
     assert "msprobe check: " in capsys.readouterr().err
 
 
+def test_folder_without_a_dump_is_a_finding(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was lost as a whole: nothing else would tell of it."""
+    (folder,) = (sound / "step0").iterdir()
+    shutil.copytree(folder, tmp_path / "dump" / "step0" / "rank0")
+    (tmp_path / "dump" / "step1" / "rank0" / "dump_tensor_data").mkdir(parents=True)
+    (tmp_path / "dump" / "step10").mkdir()
+    (tmp_path / "dump" / "step2" / "notes").mkdir(parents=True)
+    (tmp_path / "dump" / "of the user").mkdir()
+
+    def found(path: Path) -> dict[str, Any]:
+        code = main(["check", str(path), "--json"])
+        content: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert code == int(any(content.values()))
+        return content
+
+    missing = [{"file": "dump.json", "where": "", "problem": "is not there"}]
+    rank = {"step1/rank0": missing}
+    assert list(found(tmp_path / "dump").items()) == [
+        ("step0/rank0", []), *rank.items(), ("step2/(empty)", missing), ("step10/(empty)", missing),
+    ]  # fmt: skip
+    assert found(tmp_path / "dump" / "step1") == rank
+    assert found(tmp_path / "dump" / "step1" / "rank0") == rank
+    assert found(tmp_path / "dump" / "step0") == {"step0/rank0": []}
+    assert found(tmp_path / "dump" / "step10") == {"step10/(empty)": missing}
+    assert main(["check", str(tmp_path / "dump"), "--step", "0"]) == 0
+    assert main(["check", str(tmp_path / "dump" / "of the user")]) == 2
+
+
 @pytest.mark.parametrize("command", ["show", "check", "selfcheck", "coverage"])
 def test_help_and_docs_tell_the_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -385,6 +385,83 @@ def test_output_to_a_pipe_has_no_colour_and_a_closed_pipe_is_no_error(ours: Path
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+COMMANDS = {
+    "show": ["show"],
+    "show a record": ["show", "--no-pager", "--limit", "0"],
+    "show --json": ["show", "--json"],
+    "check": ["check"],
+    "check --json": ["check", "--json"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_that_can_not_be_written_is_one_line_and_2(command: str, tmp_path: Path) -> None:
+    """/dev/full takes nothing, as a full disk; more than one buffer full, and less."""
+    records = {f"Torch.log.{i}.forward": OURS["Torch.log.0.forward"] for i in range(300)}
+    for folder in (write_ours(tmp_path / "step0" / "rank0"),
+                   write_ours(tmp_path / "step1" / "rank0", records)):  # fmt: skip
+        arguments = [*COMMANDS[command], str(folder)]
+        if command != "show" and command.startswith("show"):
+            arguments.append("Torch")
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(
+                [sys.executable, "-m", "msprobe", *arguments], text=True,
+                env={**os.environ, "PYTHONPATH": SOURCE}, stdout=full, stderr=subprocess.PIPE,
+            )
+        name = arguments[0]
+        assert re.fullmatch(f"msprobe {name}: .*No space left on device\n", result.stderr)
+        assert result.returncode == 2
+
+
+@pytest.mark.parametrize(("command", "code"), [("show", 0), ("check", 1)])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_reader_that_has_seen_enough_changes_no_exit_code(
+    form: str, command: str, code: int, tmp_path: Path
+) -> None:
+    records = {f"Torch.log.{i}.forward": OURS["Torch.log.0.forward"] for i in range(1, 3000)}
+    folder = write_ours(tmp_path / "dump", records)
+    options = ["Torch"] if command == "show" else []
+    options += ["--json"] if form == "json" else ["--limit", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "msprobe", command, str(folder), *options],
+        env={**os.environ, "PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == code
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_text_that_a_terminal_can_not_take_is_escaped(
+    command: str, encoding: str, tmp_path: Path
+) -> None:
+    """A lone surrogate, which JSON can hold; what clears the screen; letters of other scripts."""
+    odd = "\ud800\x1b[2J\r\n\u6570"
+    entry = {"type": "str", "value": odd}
+    folder = write_ours(tmp_path / "dump", {
+        "Torch.log.0.forward": forward(entry), f"Torch.{odd}.0.forward": forward(tensor("NaN")),
+        f"{odd}.1.forward": {"input_args": [], "input_kwargs": {}, "bad": odd},
+    })  # fmt: skip
+    (folder / "construct.json").write_text(json.dumps({"Torch.log.0.forward": odd}))
+    (folder / "stack.json").write_text(json.dumps({"0": [["Torch.log.0.forward"], [odd]]}))
+    arguments = [*COMMANDS[command], str(folder)]
+    if command != "show" and command.startswith("show"):
+        arguments.append("")
+    result = subprocess.run(
+        [sys.executable, "-m", "msprobe", *arguments], capture_output=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONIOENCODING": encoding},
+    )
+    assert result.returncode == (command.startswith("check")), result.stderr
+    assert result.stderr == b""
+    assert b"\x1b" not in result.stdout
+    assert b"ud800" in result.stdout
+
+
 @pytest.mark.parametrize("no_color", [False, True], ids=["colour", "NO_COLOR"])
 def test_terminal_gets_colour_unless_told_otherwise(
     no_color: bool, ours: Path, capsys: pytest.CaptureFixture[str],

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         " ~.verdicts",
     ),
     "files": ("leaves values", "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.journal"),
-    "records": ("leaves graph", "~.call ~.saved"),
+    "records": ("base leaves graph", "~.call ~.saved"),
     "run": ("leaves graph configuration values files records", "~.run ~.runs"),
     "recording": ("leaves graph records run", "~.recording"),
     "interception": (
@@ -65,8 +65,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "command line": (
         "base",
-        "msprobe.text msprobe.reader msprobe.values msprobe.records msprobe.summary msprobe.show"
-        " msprobe.pager msprobe.strict msprobe.schema msprobe.check msprobe.missed msprobe.scripts"
+        "msprobe.text msprobe.reader msprobe.folders msprobe.values msprobe.records"
+        " msprobe.summary msprobe.show msprobe.pager msprobe.strict msprobe.schema msprobe.check"
+        " msprobe.missed msprobe.scripts"
         " msprobe.equality msprobe.selfcheck msprobe.cli msprobe.__main__",
     ),
 }

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from . import reader, schema
+from .folders import has_data
 from .reader import RankFolder
 from .strict import Finding, load
-from .text import Paint, count, first
+from .text import Paint, count, first, visible
 
 _CALL = re.compile(r"(Module\..*)\.forward\.(\d+)|(.*)\.(\d+)\.(?:forward|debug)")
 _PARTIAL_TASKS = ("overflow_check", "acc_check")  # record only some calls, whatever was asked
@@ -31,6 +32,8 @@ def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]
     ``filtered``: some calls were left out on purpose (``list``, ``scope``, ...), so gaps are no
     findings. coverage.json says so by itself in our dumps.
     """
+    if not has_data(folder.path):
+        return [Finding(reader.DATA_FILES[0], "", "is not there")]
     findings: list[Finding] = []
     file = reader.data_file(folder.path).name
     whole = load(folder.path / file, findings)
@@ -75,7 +78,7 @@ def describe(findings: dict[str, list[Finding]], limit: int, paint: Paint) -> It
         yield f"{paint(title, 'title')}   {paint(count(len(found), 'finding'), 'bad')}"
         for one in first(found, limit):
             where = f"{one.file}: {one.where}" if one.where else one.file
-            yield f"  {where}: {one.problem}"
+            yield f"  {visible(where)}: {visible(one.problem)}"
         if 0 < limit < len(found):
             yield f"  ... and {len(found) - limit} more (--limit 0 shows all)"
     total = sum(map(len, findings.values()))

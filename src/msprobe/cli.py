@@ -6,6 +6,7 @@ Imports no torch, so it answers at once.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -14,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import __version__, check, pager, reader, scripts, selfcheck, show, text
+from . import __version__, check, folders, pager, reader, scripts, selfcheck, show, text
 from .errors import UsageError
 from .reader import RankFolder
 
 FINDINGS = 1
-NO_DUMP = 2
+NO_ANSWER = 2
 _SHOW = """examples:
   msprobe show ./dump_path                       every step and rank in short
   msprobe show ./dump_path --step 0 --rank 0     one of them
@@ -28,14 +29,17 @@ _SHOW = """examples:
 
 On a terminal, long output goes through $MSPROBE_PAGER, $PAGER or less. NO_COLOR turns colour off.
 
-exit codes: 0 shown, 2 the path holds no dump or the arguments are wrong
+exit codes: 0 shown, 2 the path holds no dump, the arguments are wrong, or the output can not be
+written
 """
 _CHECK = """Checked are: strict JSON; the structure of every record (docs/dump.schema.json,
 docs/stack.schema.json, docs/construct.schema.json); names that stand twice; a complete file for
 every data_name; parents that exist and form a tree; a stack for every forward record; counts that
-run from 0 without a gap, unless a filter (list, scope, risk_level, ...) was set.
+run from 0 without a gap, unless a filter (list, scope, risk_level, ...) was set; a dump in every
+folder of a step and rank.
 
-exit codes: 0 nothing wrong, 1 findings, 2 the path holds no dump or the arguments are wrong
+exit codes: 0 nothing wrong, 1 findings, 2 the path holds no dump, the arguments are wrong, or the
+output can not be written
 """
 _SELFCHECK = """The script runs three times as it is: twice with MSPROBE_OFF=1, where the debugger
 does nothing, and once with collection, into a folder of its own. Each run ends after N calls of
@@ -58,26 +62,32 @@ exit codes: 0 shown, 2 it could not run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a dump may hold text that no encoding can write
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
     except UsageError as err:
-        print(f"msprobe {arguments.command}: {err}", file=sys.stderr)
-        return NO_DUMP
+        return _failed(arguments, str(err))
+    except OSError as err:
+        pager.drop()
+        return _failed(arguments, str(err) if err.filename else f"the output is not written: {err}")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
         if arguments.command != "show":
             raise
         # Files that are cut, or JSON of another shape: `check` tells what is wrong with them.
-        print(
-            f"msprobe show: {arguments.dir} holds a file that can not be read as a dump:"
+        return _failed(
+            arguments,
+            f"{arguments.dir} holds a file that can not be read as a dump:"
             f" {type(err).__name__}: {err}. Run: msprobe check {arguments.dir}",
-            file=sys.stderr,
         )
-        return NO_DUMP
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+
+def _failed(arguments: argparse.Namespace, why: str) -> int:
+    print(f"msprobe {arguments.command}: {why}", file=sys.stderr)
+    return NO_ANSWER
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,25 +147,25 @@ def _add_script(command: argparse.ArgumentParser, steps: int) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    folders = _select(reader.find_ranks(arguments.dir), arguments.step, arguments.rank)
+    chosen = _select(reader.find_ranks(arguments.dir), arguments.step, arguments.rank)
     if arguments.json:
-        print(show.as_json(folders, arguments.name))
+        pager.write([show.as_json(chosen, arguments.name)])
         return 0
     paint = text.painter(_has_colour())
     if arguments.name is None:
-        lines = show.overview(folders, arguments.limit, paint)
+        lines = show.overview(chosen, arguments.limit, paint)
     else:
-        lines = show.records(folders, arguments.name, arguments.limit, paint)
+        lines = show.records(chosen, arguments.name, arguments.limit, paint)
     pager.show(lines, paged=not arguments.no_pager)
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    folders = _select(reader.find_ranks(arguments.dir), arguments.step, arguments.rank)
-    found = {f.title: check.check_folder(f, filtered=arguments.filtered) for f in folders}
+    chosen = _select(folders.find_folders(arguments.dir), arguments.step, arguments.rank)
+    found = {f.title: check.check_folder(f, filtered=arguments.filtered) for f in chosen}
     if arguments.json:
         plain = {title: list(map(asdict, some)) for title, some in found.items()}
-        print(json.dumps(plain, indent=1))
+        pager.write([json.dumps(plain, indent=1)])
     else:
         pager.show(check.describe(found, arguments.limit, text.painter(_has_colour())))
     return FINDINGS if any(found.values()) else 0
@@ -179,21 +189,21 @@ def _run_script(run: Callable[[scripts.Plan], selfcheck.Report], arguments: Any)
     plan = scripts.Plan(command, arguments.steps, arguments.timeout, arguments.keep)
     report: selfcheck.Report = run(plan)
     if arguments.json:
-        print(json.dumps(show.strict(report.facts), indent=1))
+        pager.write([json.dumps(show.strict(report.facts), indent=1)])
     else:
         pager.show(report.lines)
     return report.code
 
 
-def _select(folders: list[RankFolder], step: int | None, rank: str | None) -> list[RankFolder]:
+def _select(found: list[RankFolder], step: int | None, rank: str | None) -> list[RankFolder]:
     chosen = [
         folder
-        for folder in folders
+        for folder in found
         if step in (None, folder.step)
         and (rank is None or folder.name in (rank, f"rank{rank}", f"proc{rank}"))
     ]
     if not chosen:
-        there = ", ".join(folder.title for folder in folders)
+        there = ", ".join(folder.title for folder in found)
         raise UsageError(f"no folder matches --step and --rank; there are {there}.")
     return chosen
 

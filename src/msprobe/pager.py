@@ -29,9 +29,25 @@ def show(lines: Iterable[str], *, paged: bool = True) -> None:
         if len(head) == height:
             _page(lines, command)
             return
-    for line in lines:
-        print(line)
-    sys.stdout.flush()
+    write(lines)
+
+
+def write(lines: Iterable[str]) -> None:
+    """Print the lines. OSError where they can not be written: a full disk."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        drop()
+
+
+def drop() -> None:
+    """Let what has been printed and not written yet go nowhere: Python writes it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _pager() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from . import reader, summary
 from .reader import RankFolder
 from .summary import NonFinite, Summary
-from .text import Paint, count, first, indent, readable, readable_size, table
+from .text import Paint, count, first, indent, readable, readable_size, table, visible
 
 COLUMNS = ("dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name")
 _TITLES = {"data_name": "file"}
@@ -80,9 +80,10 @@ def _problems(found: Summary, limit: int, paint: Paint) -> Iterator[str]:
         yield paint(f"{lines} in {found.folder.path / summary.LOG}", "bad")
     if found.unfinished:
         last = found.unfinished[-1]
-        yield f"{count(len(found.unfinished), 'call')} had begun and not returned; last: {last}"
+        many = count(len(found.unfinished), "call")
+        yield f"{many} had begun and not returned; last: {visible(last)}"
     if found.never_called:
-        names = ", ".join(first(found.never_called, limit))
+        names = visible(", ".join(first(found.never_called, limit)))
         yield f"{count(len(found.never_called), 'module')} never called: {names}"
 
 
@@ -113,7 +114,7 @@ def records(
         for name, record in first(shown, limit):
             yield f"{paint(folder.title, 'title')}   {paint(name, 'name')}"
             if name in parents:
-                yield f"  parent: {parents[name] or 'none'}"
+                yield f"  parent: {visible(parents[name] or 'none')}"
             yield from indent(_entries(record, paint))
             yield from indent(_stack(name, stacks, paint))
             yield ""
@@ -158,7 +159,7 @@ def _stack(name: str, stacks: dict[str, list[str]], paint: Paint) -> Iterator[st
     for frame in frames:
         where, _, source = frame.partition(", \n ")
         yield f"  {paint(where, 'dim')}"
-        yield f"      {source.strip()}"
+        yield f"      {visible(source.strip())}"
 
 
 def as_json(folders: Sequence[RankFolder], text: str | None) -> str:

@@ -8,16 +8,28 @@ from typing import Any, TypeVar
 Paint = Callable[[str, str], str]
 _CODES = {"title": "1;36", "name": "1", "bad": "1;31", "dim": "2"}
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _Item = TypeVar("_Item")
 
 
 def painter(colour: bool) -> Paint:
     """Return a function that paints text for a terminal, or leaves it as it is."""
-    return lambda text, kind: f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if colour else text
+
+    def paint(text: str, kind: str) -> str:
+        text = visible(text)
+        return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if colour else text
+
+    return paint
+
+
+def visible(text: str) -> str:
+    """Return text on one line, without what a terminal would obey: control characters escaped."""
+    return text.translate(_CONTROL)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns."""
+    rows = [list(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
