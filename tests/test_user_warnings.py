@@ -36,7 +36,7 @@ def old_keyword(folder: Path) -> None:
 def test_warning_names_the_line_of_the_user(
     mistake: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match=r"\w") as caught:
         mistake(tmp_path)
     assert {warning.filename for warning in caught} == {__file__}
 
