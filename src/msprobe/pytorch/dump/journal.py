@@ -56,7 +56,7 @@ class Journal:
         """
         self.records += 1
         waits = self.small or self._deferred
-        self._done.append((name, record if waits else lines.line(name, record)))
+        self._done.append((name, record if waits else self._text(name, record)))
         if len(self.small) >= _ENOUGH:
             self._settle_now()
         if self._idle:
@@ -120,9 +120,16 @@ class Journal:
             for place in range(self._texts, end):
                 name, record = self._done[place]
                 if type(record) is not bytes:
-                    self._done[place] = name, lines.line(name, record)
+                    self._done[place] = name, self._text(name, record)
             self._texts = end
         return end
+
+    def _text(self, name: str, record: Any) -> bytes:
+        try:
+            return record if type(record) is bytes else lines.line(name, record)
+        except Exception as error:  # an odd record costs itself, not those that come after it
+            self.writer.log(name, error)
+            return lines.line(name, None)
 
     def save_tensor(self, path: str, tensor: Any) -> str:
         """Write a tensor that nobody else changes; the name of its file.
@@ -150,7 +157,7 @@ class Journal:
         names = {jsonfile.encode(name): name for name in self._unsaved}
         texts = []
         for name, record in records:
-            text = record if type(record) is bytes else lines.line(name, record)
+            text = self._text(name, record)
             for file in names:
                 text = text.replace(f'"data_name": {file}'.encode(), b'"data_name": null')
             texts.append((name, text))
@@ -219,7 +226,11 @@ class Journal:
     def _write(self, records: list[Any], draft: list[Any]) -> None:
         try:
             self.writer.append(
-                records, draft, _drain(self.parents), _drain(self._stacks), callstack.render
+                [self._text(name, record) for name, record in records],
+                [self._text(name, record) for name, record in draft],
+                _drain(self.parents),
+                _drain(self._stacks),
+                callstack.render,
             )
         except OSError as error:
             self.writer.log("writing the records", error)

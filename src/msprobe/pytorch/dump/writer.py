@@ -68,25 +68,19 @@ class Writer:
 
     def append(
         self,
-        records: Sequence[tuple[str, Any]],
-        running: Sequence[tuple[str, Any]],
+        records: Sequence[bytes],
+        running: Sequence[bytes],
         parents: Sequence[tuple[str, str | None]],
         stacks: Sequence[tuple[str, Any]],
         render: Callable[[Any], list[str]],
     ) -> None:
-        """Write final records and those of running calls, parents, and (record, stack key).
-
-        A record is a JSON-able value, or bytes: the line that it has become already.
-        """
+        """Write lines of final records and of running calls, parents, and (record, stack key)."""
         # The stack and the parent come first, so that every record on disk has them.
         if self._construct is not None and parents:
             self._construct.append([jsonfile.member(k, v) for k, v in parents])
         if self._stack is not None and stacks:
             self._append_stacks(stacks, render)
-        self._data.append(
-            [v if type(v) is bytes else jsonfile.member(k, v) for k, v in records],
-            [jsonfile.member(k, v) for k, v in running],
-        )
+        self._data.append(records, running)
 
     def _append_stacks(
         self, stacks: Sequence[tuple[str, Any]], render: Callable[[Any], list[str]]
