@@ -6,6 +6,7 @@ Each rank is a fork in which the function of that name runs; what it returns is 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -340,6 +341,36 @@ def functional_each(rank: int, folder: Path) -> Any:
             seen[name] = _waited(call(ours(rank)))
     debugger.stop()
     return seen
+
+
+def waited_late(rank: int, folder: Path) -> Any:
+    """Results that are used, or not, long after a flush has written what there was."""
+    debugger = watcher(folder, task="tensor", level="L1")
+    path = folder / f"dump/step0/rank{rank}/dump.json"
+    debugger.start()
+    used, viewed, waited, never = (
+        funcol.all_reduce(ours(rank) + i, "sum", WORLD) for i in range(4)
+    )
+    rows = viewed.view(2, 2)
+    torch.flatten(waited)
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while not path.exists() or '"Torch.flatten.0.forward"' not in path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    early = json.loads(path.read_text())["data"]
+    used.add_(100)
+    torch.tanh(rows)
+    funcol.wait_tensor(waited)
+    debugger.stop()
+    assert "all_reduce.3" in str(list(early))
+    return {
+        "early": [f"{FUNCOL}.{i}.forward" in early for i in range(4)],
+        "used": ours(0) + ours(1),
+        "never": never.wait(),
+    }
+
+
+FUNCOL = "Distributed._functional_collectives.all_reduce"
 
 
 def _waited(value: Results) -> list[Tensor]:
@@ -705,6 +736,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         coalesced,
         functional,
         functional_each,
+        waited_late,
         functional_backward,
         gathered_columns,
         redistributed,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helpers import Dump, collect, debugger, read_dump
+from helpers import Dump, collect, debugger, read_dump, read_json
 from runner import run_script
 
 THREADS = 4
@@ -185,3 +185,144 @@ def test_workers_of_a_data_loader_never_write(method: str, tmp_path: Path) -> No
     assert dump.names("tanh") == [f"Torch.tanh.{i}.forward" for i in range(4)]
     assert dump.names("relu") == []
     assert dump.errors() == []
+    assert "forked" not in output
+
+
+FORK = """
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from msprobe.pytorch import PrecisionDebugger
+
+out = Path(sys.argv[1])
+
+
+def in_child(function):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def own_window(debugger, model):
+    debugger.start(model)
+    model(torch.ones(1, 2)).sum().backward()
+    debugger.stop()
+    debugger.step()
+
+
+model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+debugger = PrecisionDebugger({"dump_path": str(out), "task": "tensor", "level": sys.argv[2]})
+"""
+
+
+def run_fork(body: str, level: str, folder: Path) -> str:
+    script = folder / "fork.py"
+    script.write_text(FORK + body, encoding="utf-8")
+    code, output = run_script(script, [str(folder / "out"), level], folder)
+    assert code == 0, output
+    return output
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("when", ["open", "stopped", "stepped"])
+def test_backward_in_a_forked_child_does_not_write(when: str, level: str, tmp_path: Path) -> None:
+    """The graph was made in the parent: its hooks belong to the files of the parent."""
+    body = """
+debugger.start(model)
+loss = model(torch.ones(1, 2, requires_grad=True)).sum()
+if when != "open":
+    debugger.stop()
+if when == "stepped":
+    debugger.step()
+in_child(loss.backward)
+assert not list(out.rglob("*backward*.pt"))
+for path in out.rglob("dump.json"):
+    assert not [name for name in json.loads(path.read_text())["data"] if "backward" in name]
+loss.backward()
+debugger.stop()
+debugger.step()
+"""
+    run_fork(f"when = {when!r}\n{body}", level, tmp_path)
+    dump = read_dump(tmp_path / "out")
+    assert dump.names("backward")
+    assert dump.errors() == []
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_forked_child_says_at_its_first_call_that_it_is_not_recorded(
+    level: str, tmp_path: Path
+) -> None:
+    body = """
+def work():
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    assert vars(torch.Tensor).get("sum") is None and not model[0]._forward_hooks
+
+
+debugger.start(model)
+in_child(lambda: print("quiet child"))
+print("noisy child", flush=True)
+in_child(work)
+model(torch.ones(1, 2))
+debugger.stop()
+debugger.step()
+"""
+    output = run_fork(body, level, tmp_path)
+    quiet, _, noisy = output.partition("noisy child")
+    assert "forked" not in quiet
+    assert noisy.count("was forked while its parent was recording") == 1
+    dump = read_dump(tmp_path / "out")
+    assert "Module.1.Tanh.forward.0" in dump.data
+    assert not dump.names("backward")
+    assert dump.errors() == []
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("where", ["window", "call"])
+def test_forked_child_that_starts_a_window_has_a_folder_of_its_own(
+    where: str, level: str, tmp_path: Path
+) -> None:
+    """Also if it was forked in the middle of a recorded call."""
+    body = """
+import mine
+
+
+def fork():
+    in_child(lambda: own_window(debugger, model))
+
+
+mine.fork = lambda: fork()
+debugger.register_custom_api(mine, "fork")
+debugger.start(model)
+model(torch.ones(1, 2))
+(mine.fork if sys.argv[0].endswith("call.py") else fork)()
+debugger.stop()
+debugger.step()
+"""
+    (tmp_path / "mine.py").write_text("", encoding="utf-8")
+    script = tmp_path / f"{where}.py"
+    script.write_text(FORK + body, encoding="utf-8")
+    code, output = run_script(script, [str(tmp_path / "out"), level], tmp_path)
+    assert code == 0, output
+    assert "forked" not in output
+    folders = list((tmp_path / "out/step0").iterdir())
+    assert len(folders) == 2
+    records = [read_json(folder / "dump.json")["data"] for folder in folders]
+    by_backward = [[name for name in data if "backward" in name] for data in records]
+    assert sorted(map(bool, by_backward)) == [False, True]
+    forwards = [{n for n in data if ".forward" in n and "mine" not in n} for data in records]
+    assert forwards[0] ^ forwards[1] <= {"Tensor.sum.0.forward"}

@@ -146,6 +146,18 @@ def plain_tensor(value: Any) -> Any:
     return value.detach().as_subclass(torch.Tensor)
 
 
+def unwaited(value: Any) -> Any:
+    """The result of a functional collective that ``value`` is, or that is its local shard.
+
+    None if it is none, or if somebody has waited for it.
+    """
+    local = getattr(value, "_local_tensor", None)
+    if local is not None:
+        return unwaited(local)
+    is_result = type(value).__name__ == "AsyncCollectiveTensor"
+    return value if is_result and not value.completed else None
+
+
 def _scalar(value: Any, *_: Any) -> Entry:
     return Entry(type=type(value).__name__, value=value)
 

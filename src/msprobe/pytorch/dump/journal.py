@@ -44,6 +44,8 @@ class Journal:
         self._texts = 0  # how many records at the head of `_done` have become text
         self._measuring = threading.RLock()  # held while values are filled in
         self._lock = threading.RLock()  # held while files are written
+        self._awaited: list[str] = []  # places of descriptions that are filled in later
+        self._holding = threading.Lock()
         self._discarded = False
         self._background = background
         self._unsaved: set[str] = set()  # files that could not be written in the background
@@ -61,6 +63,39 @@ class Journal:
             self._settle_now()
         if self._idle:
             self._stir()
+
+    def hold(self, path: str) -> None:
+        """Until `release`, the record with this place in it is a draft, whenever it is added.
+
+        Meanwhile another function stands in for `add`, which itself need not ask.
+        """
+        with self._holding:
+            self._awaited.append(path)
+            self.__dict__["add"] = self._add_or_hold
+
+    def _add_or_hold(self, name: str, record: Any) -> None:
+        with self._holding:
+            if any(_is_within(path, name) for path in self._awaited):
+                self.draft(name, record)
+                return
+        Journal.add(self, name, record)
+
+    def release(self, path: str) -> None:
+        """What `hold` waited for is filled in."""
+        with self._holding:
+            self._awaited.remove(path)
+            if not self._awaited:
+                self.__dict__.pop("add", None)
+            complete = [
+                name
+                for name in self.drafts
+                if _is_within(path, name)
+                and not any(_is_within(other, name) for other in self._awaited)
+            ]
+            for name in complete:
+                Journal.add(self, name, self.drafts[name])  # first: a flush finds one of them
+                del self.drafts[name]
+                self.records -= 1  # it has been counted as a draft
 
     def begin(self, call: Any) -> None:
         """A call whose record so far is written as the last one, until it returns."""
@@ -192,6 +227,7 @@ class Journal:
                     records.append((name, record))
             ended = {name for name, _ in records}
             draft = [(name, record) for name, _, record in running if name not in ended and record]
+            drafts = [(name, record) for name, record in drafts if name not in ended]
             self._write(records, [*draft, *drafts])
             if compact or last:
                 self._compact(last)
@@ -264,6 +300,11 @@ class Journal:
         with self._lock:
             self._discarded = True
             self.writer.discard()
+
+
+def _is_within(path: str, name: str) -> bool:
+    """Whether a place in a description belongs to record ``name``."""
+    return path == name or path.startswith(name + ".")
 
 
 def _drain(queue: deque[Any]) -> list[Any]:

@@ -45,6 +45,8 @@ class StepRun:
         self.small = self.journal.small
         self.writer = writer
         self.thread = thread
+        # Hears when somebody waits for the result of a functional collective.
+        self.on_wait: Callable[[StepRun, Any, str, Callable[[], None]], bool] | None = None
         self.passes = passes
         self.step = 0
         self.begun = 0.0  # time.monotonic() at the first start() of the step
@@ -268,6 +270,12 @@ class StepRun:
         """Sink: read these values back at the next flush."""
         self.journal.defer(deferred, use)
 
+    def postpone(self, result: Any, path: str, fill: Callable[[], None]) -> bool:
+        """Sink: fill in a description once somebody waits for ``result``."""
+        if self.on_wait is None or self.judges:  # a verdict does not wait
+            return False
+        return self.on_wait(self, result, path, fill)
+
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""
         if self.config.async_dump:
@@ -327,6 +335,11 @@ class StepRun:
             "selection_unmatched": unmet,
         }
 
+    def forget(self) -> None:
+        """In a forked child: the files are the parent's, whatever gradients still arrive here."""
+        nowhere: Any = _Nowhere()
+        self.journal = self.writer = nowhere
+
     def close(self, notes: Mapping[str, Any]) -> None:
         """End the step. ``notes`` are further entries of coverage.json."""
         self.kept_nodes = []
@@ -347,6 +360,16 @@ class StepRun:
         if said:
             self.writer.log("not recorded", "; ".join(said))
         self.journal.close({**missing, **notes})
+
+
+class _Nowhere:
+    """Journal and writer of a run in a forked child. Takes no lock: another thread had them all."""
+
+    def __getattr__(self, name: str) -> _Nowhere:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Nowhere:
+        return self
 
 
 def _api(call: Call) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class Runs:
         self._passes = passes
         self._end = end  # what a task calls when it has seen enough
         self._open: dict[str, StepRun] = {}
+        self._alive: weakref.WeakSet[StepRun] = weakref.WeakSet()  # graphs refer to older steps
         self._flusher = Flusher()
         self._warned: set[str] = set()
         self._base = os.getcwd()
@@ -58,6 +60,7 @@ class Runs:
         )
         try:
             run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
+            self._alive.add(run)
             run.step, run.rank, run.begun = step, rank, time.monotonic()
             if task.only_bad:
                 run.judge_by(has_overflow, config.overflow_nums, self._end)
@@ -93,6 +96,8 @@ class Runs:
     def forget(self) -> None:
         """In a forked child: nothing that the parent collects is written here."""
         self._open = {}
+        for run in list(self._alive):
+            run.forget()
         self._flusher.forget()
         self._flusher = Flusher()
 

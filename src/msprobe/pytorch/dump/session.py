@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from msprobe.errors import ConfigError
 
@@ -65,6 +66,7 @@ class Session:
         self._file = ConfigFile(config, load)
         self._runs = Runs(self.gate.thread, gradients.Passes(), self._end_collecting)
         self._wrappers: list[tuple[Any, str, Any]] = []
+        self._loaded_late: list[str] = []  # modules with functions of the table, when it was read
         self.focus = Focus(self.gate)
         self._said: set[str] = set()
         if recorded:
@@ -84,6 +86,7 @@ class Session:
         scheduled_tokens: Any = None,
     ) -> None:
         """Open a window; on an unwanted step or rank nothing is installed."""
+        self.gate.settle()
         self.reload()
         tokens = check_token_range(token_range)
         check_rank_id(rank_id)
@@ -109,6 +112,7 @@ class Session:
             )
         if self.window.is_open and not self.gate.open:
             self.window.close()  # Ctrl-C has interrupted the last stop()
+        run.on_wait = self.works.unwaited.add
         self.gate.run = run
         opened = None
         try:
@@ -178,14 +182,28 @@ class Session:
         atexit.unregister(self.close)
 
     def forget(self) -> None:
-        """In a forked child (a data loader worker): nothing is recorded or written.
+        """In a forked child: nothing is recorded or written.
 
-        A child that calls start() itself begins with a clean state and its own folder.
+        Its first call that the parent would have recorded says so, except in a data loader
+        worker. A child that calls start() itself begins with a clean state and its own folder.
         """
         self._runs.forget()
-        self.gate.open = False
-        self.window.close()
+        self.works.forget()
         self.run = self.gate.run = None
+        if self.gate.open:
+            self.gate.forget(self._shut_in_child)
+        else:
+            self.gate.thread.begin()
+            self.window.close()
+
+    def _shut_in_child(self, by_call: bool) -> None:
+        self.window.close()
+        if by_call and get_worker_info() is None:
+            _logger.warning(
+                "process %d was forked while its parent was recording: nothing is recorded here"
+                " unless it calls start() itself",
+                os.getpid(),
+            )
 
     def reload(self, *, force: bool = False) -> None:
         """Take a changed configuration file over, between steps only."""
@@ -288,7 +306,9 @@ class Session:
         return notes
 
     def _builtin_wrappers(self) -> list[tuple[Any, str, Any]]:
-        if not self._wrappers:
+        loaded = ops.late_modules()
+        if not self._wrappers or loaded != self._loaded_late:
+            self._loaded_late = loaded
             specs, self.missing_apis = ops.load_specs()
             self._wrappers = wrap.build_wrappers(specs, self.gate, self.works)
             self._check_lists()

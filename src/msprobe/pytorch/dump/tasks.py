@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import small, stats
-from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type
+from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type, unwaited
 from .pieces import FREED, is_freed
 
 _narrow = torch.Tensor.narrow
@@ -33,6 +33,9 @@ class Sink(Protocol):
 
     def defer(self, deferred: Any, use: Callable[[Any], None]) -> None:
         """Call ``use`` with the values of ``deferred`` once they are read back."""
+
+    def postpone(self, result: Any, path: str, fill: Callable[[], None]) -> bool:
+        """``fill`` in a description once somebody waits for ``result``; False if none will tell."""
 
     def keep(self, path: str, tensor: Any) -> str:
         """Save a tensor and return its file name."""
@@ -131,7 +134,7 @@ def _alone(mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool
                 raise stats.CannotMeasure(_NOTHING_TO_READ)
             first(entry, plain, path)
         except Exception as reason:  # an odd tensor costs its numbers, not its record
-            _say(entry, path, reason, sink, _FIELDS[mode])
+            _without_numbers(entry, value, path, reason, sink, mode, on_tensor)
         entry["requires_grad"] = value.requires_grad
         if keeps:
             _keep(entry, plain, path, sink)
@@ -140,6 +143,36 @@ def _alone(mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool
         return entry
 
     return on_tensor
+
+
+def _without_numbers(
+    entry: TensorEntry,
+    value: Any,
+    path: str,
+    reason: Exception,
+    sink: Sink,
+    mode: str,
+    describe_again: OnTensor,
+) -> None:
+    """Nulls: until somebody waits for a functional collective, or as the log says why."""
+    if _comes_later(entry, value, path, sink, describe_again):
+        entry.update(dict.fromkeys(_FIELDS[mode]))
+    else:
+        _say(entry, path, reason, sink, _FIELDS[mode])
+
+
+def _comes_later(
+    entry: TensorEntry, value: Any, path: str, sink: Sink, describe_again: OnTensor
+) -> bool:
+    """Whether the values of ``entry`` are there once somebody waits for a functional collective."""
+    result = unwaited(value)
+
+    def fill() -> None:
+        described = describe_again(value, path)
+        entry.clear()
+        entry.update(described)
+
+    return result is not None and sink.postpone(result, path, fill)
 
 
 def _keep(entry: TensorEntry, plain: Any, path: str, sink: Sink) -> None:
