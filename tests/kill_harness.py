@@ -123,6 +123,7 @@ class Case:
     program: str
     level: str
     task: str
+    async_dump: bool = False
 
     @property
     def pause_s(self) -> float:
@@ -131,6 +132,7 @@ class Case:
 
 CASES = [
     *(Case(p, level, task) for p in list(PROGRAMS)[:3] for level in LEVELS for task in TASKS),
+    *(Case(p, "mix", "tensor", async_dump=True) for p in ("one_window", "short_steps")),
     *[Case("large_records", "L1", "statistics")] * 2,
 ]
 
@@ -148,7 +150,8 @@ def become_victim(case: Case, folder: Path) -> None:
         def log(step: int, iteration: int) -> None:
             os.write(progress, f"{time.monotonic()} {step} {iteration}\n".encode())
 
-        PrecisionDebugger(dump_path=folder / "dump", level=case.level, task=case.task)
+        config = {"task": case.task, "level": case.level, "async_dump": case.async_dump}
+        PrecisionDebugger(config, dump_path=folder / "dump")
         PROGRAMS[case.program](build(), log, case.pause_s)
     except BaseException:
         traceback.print_exc()
