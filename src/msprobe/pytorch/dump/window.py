@@ -90,8 +90,8 @@ class Window:
             if id(module) not in known:
                 known.add(id(module))
                 pair = self._pair(index, fqn, module)
-                pair.put_in(module)
                 self._hooked.append((module, pair))
+                pair.put_in(module)
 
     def _pair(self, index: int | None, fqn: str, module: nn.Module) -> HookPair:
         pair = self._pairs.get(id(module))

@@ -24,10 +24,17 @@ def area_hooks(thread: ThreadState) -> list[Any]:
     def leave(*_: Any) -> None:
         thread.area = None
 
-    return [
-        optimizer.register_optimizer_step_pre_hook(enter),
-        optimizer.register_optimizer_step_post_hook(leave),
-    ]
+    try:
+        return [
+            optimizer.register_optimizer_step_pre_hook(enter),
+            optimizer.register_optimizer_step_post_hook(leave),
+        ]
+    except BaseException:  # Ctrl-C: nobody knows the handles
+        for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+            table = getattr(optimizer, name)
+            for number in [n for n, hook in table.items() if hook in (enter, leave)]:
+                del table[number]
+        raise
 
 
 def clip_grad_wrappers(thread: ThreadState) -> Iterator[tuple[Any, str, Any]]:

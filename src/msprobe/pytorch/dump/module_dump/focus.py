@@ -26,8 +26,9 @@ class Focus:
         if self._gate.focus:
             _logger.warning("module_dump() inside module_dump(): the second call is ignored.")
             return
-        self._gate.focus = True
         self._pair = HookPair(module, ModuleHook(self._gate, None, name, focused=True))
+        self._pair.put_in(module)
+        self._gate.focus = True
 
     def end(self, *, forgotten: bool = False) -> None:
         """Record everything again."""

@@ -90,11 +90,11 @@ class Hook:
 
 
 class HookPair:
-    """Both hooks of one module, which can be taken out and put in again.
+    """Both hooks of one module, to be put in and taken out.
 
-    torch's own functions register them once. From then on their ids stay theirs, and putting
-    them in costs a tenth of registering: models have thousands of modules, windows come by the
-    thousand.
+    torch's own functions register them once, for a moment. From then on their ids stay theirs, and
+    putting them in costs a tenth of registering: models have thousands of modules, windows come by
+    the thousand.
     """
 
     __slots__ = ("_after", "_before", "hook", "module")
@@ -103,10 +103,15 @@ class HookPair:
         self.module = weakref.ref(module)
         self.hook = hook
         before, after = Hook(hook.before), Hook(hook.after)
-        handle = module.register_forward_pre_hook(before, with_kwargs=True)
-        self._before = handle.id, before
-        handle = module.register_forward_hook(after, with_kwargs=True, always_call=True)
-        self._after = handle.id, after
+        try:
+            handle = module.register_forward_pre_hook(before, with_kwargs=True)
+            self._before = handle.id, before
+            handle = module.register_forward_hook(after, with_kwargs=True, always_call=True)
+            self._after = handle.id, after
+        finally:  # by what they are: Ctrl-C may have come before their ids were known
+            _take_out(before, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+            always = module._forward_hooks_always_called
+            _take_out(after, module._forward_hooks, module._forward_hooks_with_kwargs, always)
 
     def put_in(self, module: nn.Module) -> None:
         """Put both hooks in, behind those of others."""
@@ -127,6 +132,12 @@ class HookPair:
         module._forward_hooks.pop(number, None)
         module._forward_hooks_with_kwargs.pop(number, None)
         module._forward_hooks_always_called.pop(number, None)
+
+
+def _take_out(hook: Any, hooks: dict[int, Any], *flags: dict[int, Any]) -> None:
+    for number in [number for number, other in hooks.items() if other is hook]:
+        for table in (hooks, *flags):
+            table.pop(number, None)
 
 
 Part = tuple[int | None, str, nn.Module]
