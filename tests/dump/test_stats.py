@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe.pytorch.dump.stats import CannotMeasure, Deferred, read_back, statistics
+from msprobe.pytorch.dump import stats_cpu
+from msprobe.pytorch.dump.stats import CannotMeasure, Deferred, read_back, statistics, usual
 from msprobe.pytorch.dump.stats import device_statistics as on_device
 
 NAN = math.nan
@@ -545,3 +546,49 @@ def test_cuda_tensors_are_measured_without_a_synchronisation():
     expected = [statistics(tensor) for tensor in ON_DEVICE.values()]
     for found, wanted in zip(read_back(deferred), expected, strict=True):
         assert found == near(wanted, 2e-2)
+
+
+# ---- the short way of the most frequent kind -------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [stats_cpu.SMALL + 1, 100_000, stats_cpu.PIECE_BYTES // 4])
+@pytest.mark.parametrize("leaf", [False, True], ids=["plain", "requires_grad"])
+def test_usual_tensor_has_the_statistics_of_numpy(count, leaf):
+    tensor = random(count, seed=1).requires_grad_(leaf)
+    found = usual(tensor)
+    assert found == near(by_numpy(tensor.detach()), TOLERANCE[torch.float32])
+    assert found == near(statistics(tensor.detach()), 1e-6)
+    tensor.detach().resize_(1)  # still allowed
+
+
+def lazily_negated():
+    return torch.ones(20_000, dtype=torch.complex64).conj().imag
+
+
+def freed():
+    tensor = torch.ones(30_000)[5_000:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+UNUSUAL = {
+    "small": lambda: torch.ones(stats_cpu.SMALL),
+    "more than a piece": lambda: torch.ones(stats_cpu.PIECE_BYTES // 4 + 1),
+    "gaps": lambda: torch.ones(40_000)[::2],
+    "transposed": lambda: torch.ones(200, 150).t(),
+    "lazily negated": lazily_negated,
+    "freed": freed,
+    "zeros of autograd": lambda: torch._efficientzerotensor((20_000,)),
+    "meta": lambda: torch.ones(20_000, device="meta"),
+    "sparse": lambda: torch.ones(20_000).to_sparse(),
+    "nan": lambda: torch.full((20_000,), NAN),
+    "infinite": lambda: torch.full((20_000,), INF),
+    "sum too large": lambda: torch.full((20_000,), 3e38),
+    "squares too large": lambda: torch.full((20_000,), 1e30),
+    "squares too small": lambda: torch.full((20_000,), 1e-30),
+}
+
+
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_tensor_is_left_to_the_general_way(make):
+    assert usual(make()) is None

@@ -82,4 +82,9 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     address = _data_ptr(tensor)
     if not address:
         raise CannotMeasure("it has no memory")  # the zeros that autograd makes up
-    return _memory_view(address, count, _READ_ONLY)
+    return memory_at(address, count)
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """``size`` bytes; the caller keeps what they belong to alive."""
+    return _memory_view(address, size, _READ_ONLY)

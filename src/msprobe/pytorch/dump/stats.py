@@ -15,7 +15,7 @@ from .checksums import crc32, xor64
 from .deferred import TORCH_ERRORS, CannotMeasure, Deferred, read_back, reason
 from .pieces import FREED, is_freed
 
-__all__ = ["CannotMeasure", "Deferred", "crc32", "read_back", "statistics", "xor64"]
+__all__ = ["CannotMeasure", "Deferred", "crc32", "read_back", "statistics", "usual", "xor64"]
 
 # Bound at import: these names are patched while a window is open.
 _cat = torch.cat
@@ -98,6 +98,14 @@ def statistics(tensor: torch.Tensor, high: bool = False) -> Values | Deferred:
         return measure(tensor, high) if tensor.ndim else stats_cpu.scalar(tensor)
     except TORCH_ERRORS as error:
         raise CannotMeasure(reason(error)) from error
+
+
+def usual(tensor: torch.Tensor) -> Values | None:
+    """`statistics` of the most frequent kind of tensor, at the least cost; else None."""
+    try:
+        return stats_cpu.usual(tensor)
+    except TORCH_ERRORS:
+        return None  # an odd tensor: `statistics` says what is wrong with it
 
 
 def device_statistics(tensor: torch.Tensor, high: bool = False) -> Deferred:

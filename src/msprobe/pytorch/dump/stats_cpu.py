@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .pieces import in_memory_order, memory_of, pieces
+from .pieces import in_memory_order, memory_at, memory_of, pieces
 
 # Bound at import: these names are patched while a window is open.
 _abs = torch.abs
@@ -20,13 +20,17 @@ _amin = torch.amin
 _aminmax = torch.aminmax
 _bitwise_xor = torch.bitwise_xor
 _copy_ = torch.Tensor.copy_
+_data_ptr = torch.Tensor.data_ptr
+_detach = torch.Tensor.detach
 _dot = torch.dot
 _empty = torch.empty
 _float = torch.Tensor.float
 _is_contiguous = torch.Tensor.is_contiguous
+_is_neg = torch.Tensor.is_neg
 _item = torch.Tensor.item
 _narrow = torch.Tensor.narrow
 _numel = torch.Tensor.numel
+_offset = torch.Tensor.storage_offset
 _sum = torch.sum
 _frombuffer = np.frombuffer
 _largest = np.maximum.reduce
@@ -38,10 +42,11 @@ _view = torch.Tensor.view
 
 Values = list[Any]
 SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
-PIECE_BYTES = 1 << 19  # per thread: a piece and its float32 copy stay in a 1 MB cache
+PIECE_BYTES = 1 << 20  # per thread: stays in the cache of the core while it is reduced
 _PIECE = PIECE_BYTES // 4  # elements of float32
 _SINGLE_MAX = torch.finfo(torch.float32).max
 SIGN = -(1 << 63)
+_STRIDED = torch.strided
 _SINGLE = torch.float32
 _DOUBLE = torch.float64
 _NUMPY: dict[torch.dtype, Any] = {_SINGLE: np.dtype(np.float32), _DOUBLE: np.dtype(np.float64)}
@@ -93,10 +98,6 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     """
     dtype = tensor.dtype
     count = _numel(tensor)
-    if dtype is _SINGLE and SMALL < count <= _PIECE and _is_contiguous(tensor):
-        found = _of_one_piece(_view(tensor, -1), count)
-        if found is not None:
-            return found
     work = _DOUBLE if dtype is _DOUBLE else _SINGLE
     distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
     size = _numel(distinct)
@@ -119,16 +120,29 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     return [top, low, mean, norm]
 
 
-def _of_one_piece(flat: torch.Tensor, count: int) -> Values | None:
-    """`floats` of a 1-D contiguous float32 tensor, if nothing is unusual: the most frequent case.
+def usual(tensor: torch.Tensor) -> Values | None:
+    """`floats` of a plain contiguous float32 tensor of one piece; None of any other.
 
-    In one frame: what the reductions read has pushed Python out of the cache, and each further
-    call costs several times what it does elsewhere.
+    The most frequent case, in one frame and few calls: what the reductions read has pushed Python
+    out of the cache, and each further call costs several times what it does elsewhere.
     """
-    if count > _GRAIN and _threads() > 1:
+    count = _numel(tensor)
+    if (
+        not SMALL < count <= _PIECE
+        or not tensor.is_cpu
+        or tensor.layout is not _STRIDED
+        or tensor.is_nested
+        or not _is_contiguous(tensor)
+        or _is_neg(tensor)
+        or (count > _GRAIN and _threads() > 1)
+    ):
         return None
+    address = _data_ptr(tensor)
+    if address == _offset(tensor) * 4:
+        return None  # its storage begins nowhere: it has been freed
+    flat = _view(_detach(tensor), -1)
     squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
-    array = _frombuffer(memory_of(flat), _NUMPY[_SINGLE])
+    array = _frombuffer(memory_at(address, count * 4), _NUMPY[_SINGLE])
     top, low = float(_largest(array)), float(_least(array))  # twice as fast as torch's
     mean, square = _item(total) / count, _item(squares)
     # False for a NaN. Then `mean` and the root are far from the ends of float32.

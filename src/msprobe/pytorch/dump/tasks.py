@@ -19,6 +19,8 @@ _clone = torch.Tensor.clone
 _contiguous = torch.Tensor.contiguous
 _cpu = torch.Tensor.cpu
 _elements = small.elements
+_usual = stats.usual
+_single = torch.float32
 _tensor = torch.Tensor
 _parameter = torch.nn.Parameter
 
@@ -95,22 +97,32 @@ def describer(
                 width, reduction = together[dtype]
                 copy = _elements(value, width)
                 if copy is not None:
-                    entry = TensorEntry(
-                        type="torch.Tensor",
-                        dtype=_DTYPES[dtype],
-                        shape=tuple(value.shape),
-                        Max=None,
-                        Min=None,
-                        Mean=None,
-                        Norm=None,
-                        requires_grad=value.requires_grad,
-                    )
+                    entry = _entry(value, dtype, _NO_VALUES)
                     wait((entry, reduction, copy))
                     return entry
+            if dtype is _single:
+                values = _usual(value)
+                if values is not None:
+                    return _entry(value, dtype, values)
         found: Entry = alone(value, path)
         return found
 
     return on_tensor
+
+
+def _entry(value: Any, dtype: torch.dtype, numbers: Sequence[Any]) -> TensorEntry:
+    top, low, mean, norm = numbers
+    return TensorEntry(
+        type="torch.Tensor",
+        dtype=_DTYPES[dtype],
+        # A tuple: once the garbage collector has seen it, it need not look at it again.
+        shape=tuple(value.shape),
+        Max=top,
+        Min=low,
+        Mean=mean,
+        Norm=norm,
+        requires_grad=value.requires_grad,
+    )
 
 
 def _alone(mode: str, high: bool, slices: Sequence[Any], sink: Sink, keeps: bool) -> OnTensor:
