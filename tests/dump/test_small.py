@@ -111,6 +111,52 @@ def test_freed_memory_is_not_read(begin: int) -> None:
     assert small.elements(part, 4) is None
 
 
+PACKED = {
+    "gaps": lambda t: t[::2],
+    "transposed": lambda t: t.view(4, 6).t(),
+    "expanded": lambda t: t[:1].expand(24),
+}
+
+
+@pytest.mark.parametrize("layout", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_elements_of_any_layout_are_those_in_c_order(dtype: torch.dtype, layout) -> None:
+    tensor = layout(torch.randn(24).to(dtype))
+    width = tensor.element_size()
+    found = small.elements_of_any(tensor, width)
+    assert found == bytes(tensor.contiguous().untyped_storage())[: tensor.numel() * width]
+
+
+@pytest.mark.parametrize("name", set(NOT_SMALL) - {"gaps", "transposed", "negated lazily"})
+def test_tensor_without_plain_memory_has_no_elements_to_pack(name: str) -> None:
+    assert small.elements_of_any(NOT_SMALL[name](), 4) is None
+
+
+def test_lazily_negated_tensor_gives_its_own_values() -> None:
+    tensor = torch.full((3,), 1 + 2j).conj().imag
+    assert small.elements_of_any(tensor, 4) == np.full(3, -2, dtype=np.float32).tobytes()
+
+
+@pytest.mark.parametrize("top", [{}, {"task": "tensor"}], ids=["statistics", "tensor"])
+@pytest.mark.parametrize(
+    "options", [{}, {"summary_mode": "md5"}, {"tensor_list": ["relu"]}], ids=str
+)
+def test_numbers_do_not_depend_on_what_else_is_recorded(
+    top: dict, options: dict, tmp_path: Path
+) -> None:
+    x = torch.randn(7, 30, generator=torch.Generator().manual_seed(3))
+    task = top.get("task", "statistics")
+    if task == "tensor":
+        options = {k: v for k, v in options.items() if k == "summary_mode"}
+    watcher = debugger(tmp_path, level="L1", task=task, **options)
+    watcher.start()
+    F.relu(x)
+    watcher.stop()
+    watcher.step()
+    entry = read_dump(tmp_path).data["Functional.relu.0.forward"]["input_args"][0]
+    assert [entry[k] for k in ("Max", "Min", "Mean", "Norm")] == together([x])[0]
+
+
 def test_copy_is_of_the_moment_and_the_storage_stays_resizable() -> None:
     tensor = torch.arange(4.0)
     copy = small.elements(tensor, 4)

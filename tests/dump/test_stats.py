@@ -553,12 +553,31 @@ def test_cuda_tensors_are_measured_without_a_synchronisation():
 
 @pytest.mark.parametrize("count", [stats_cpu.SMALL + 1, 100_000, stats_cpu.PIECE_BYTES // 4])
 @pytest.mark.parametrize("leaf", [False, True], ids=["plain", "requires_grad"])
+@pytest.mark.usefixtures("one_thread")
 def test_usual_tensor_has_the_statistics_of_numpy(count, leaf):
     tensor = random(count, seed=1).requires_grad_(leaf)
     found = usual(tensor)
     assert found == near(by_numpy(tensor.detach()), TOLERANCE[torch.float32])
     assert found == near(statistics(tensor.detach()), 1e-6)
     tensor.detach().resize_(1)  # still allowed
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, torch's own reductions are faster
+    yield
+    torch.set_num_threads(before)
+
+
+def test_large_tensor_is_left_to_the_threads_of_torch():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert usual(torch.ones(100_000)) is None
+        assert statistics(torch.ones(100_000)) == [1.0, 1.0, 1.0, near([316.2277], 1e-5)[0]]
+    finally:
+        torch.set_num_threads(before)
 
 
 def lazily_negated():

@@ -14,13 +14,16 @@ import numpy as np
 import torch
 
 from .deferred import TORCH_ERRORS
+from .pieces import is_freed
 
 # Bound at import: these names are patched while a window is open.
+_contiguous = torch.Tensor.contiguous
 _data_ptr = torch.Tensor.data_ptr
 _is_contiguous = torch.Tensor.is_contiguous
 _is_neg = torch.Tensor.is_neg
 _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
+_resolve_neg = torch.Tensor.resolve_neg
 _bytes_at: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -58,6 +61,23 @@ def elements(tensor: torch.Tensor, width: int) -> bytes | None:
         return copy
     except TORCH_ERRORS:
         return None  # an odd tensor: measured alone, the log says what is wrong with it
+
+
+def elements_of_any(tensor: torch.Tensor, width: int) -> bytes | None:
+    """`elements`, also of a tensor whose elements must be packed first.
+
+    So that the numbers of a tensor do not depend on its layout or on what else is recorded.
+    """
+    copy = elements(tensor, width)
+    if copy is not None:
+        return copy
+    plain = tensor.is_cpu and tensor.layout is _STRIDED and not tensor.is_nested
+    if not plain or not 0 < _numel(tensor) <= LARGEST or is_freed(tensor):
+        return None
+    try:
+        return elements(_contiguous(_resolve_neg(tensor)), width)
+    except TORCH_ERRORS:
+        return None
 
 
 def fill_in(waiting: Sequence[Waiting]) -> None:

@@ -233,9 +233,16 @@ def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
 
 
 def _statistics(high: bool, sink: Sink) -> tuple[Fill, None]:
-    measure = stats.statistics
+    measure, together = stats.statistics, small.REDUCTIONS[high]
 
     def fill(entry: TensorEntry, plain: Any, path: str) -> None:
+        if plain.dtype in together:
+            width, reduction = together[plain.dtype]
+            copy = small.elements_of_any(plain, width)
+            if copy is not None:
+                _set_statistics(entry, _NO_VALUES)
+                sink.small.append((entry, reduction, copy))
+                return
         values = measure(plain, high)
         if type(values) is list:
             entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
