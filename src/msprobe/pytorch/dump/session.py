@@ -24,6 +24,7 @@ from .compilers import uncompiled
 from .config import DumpConfig, Level
 from .config_keys import filters_in
 from .gate import Gate
+from .interrupts import interrupts_wait
 from .module_dump.focus import Focus
 from .module_dump.hooks import named_parts
 from .reload import ConfigFile
@@ -99,19 +100,21 @@ class Session:
         rank = device.current_rank() if rank_id is None else rank_id
         if not self._wants_rank(rank):
             return
-        run = self._open_run(rank)
-        if run is None:
-            return
-        run.use_slices(rows or ())
-        if rank in (None, 0):
-            config = self.config
-            self._say_once(
-                f"recording level {config.level}, task {config.task}, to {run.writer.shown}",
-                logging.INFO,
-                key="recording",
-            )
+        with interrupts_wait() as came:
+            run = self._open_run(rank)
+            if run is None:
+                return
+            run.use_slices(rows or ())
+            self._say_where(rank, run)
+            self._open_window(run, models, listed)
+            if self.gate.open and tokens is not None:
+                self.window.hold(watch_tokens(models[0], *tokens, self.gate))
+            if came:  # start() will raise, so stop() may never be called
+                self._shut()
+
+    def _open_window(self, run: StepRun, models: list[nn.Module], listed: bool) -> None:
         if self.window.is_open and not self.gate.open:
-            self.window.close()  # Ctrl-C has interrupted the last stop()
+            self.window.close()  # an exception has interrupted the last stop()
         run.on_wait = self.works.unwaited.add
         self.gate.run = run
         opened = None
@@ -119,11 +122,12 @@ class Session:
             self.gate.open = True
             opened = run.guard("start", self._install, models, listed)
         finally:
-            if not opened:  # an error of ours, or Ctrl-C: nothing stays behind
-                self.gate.open = False
-                self.window.close()
-        if opened and tokens is not None:
-            self.window.hold(watch_tokens(models[0], *tokens, self.gate))
+            if not opened:  # an error of ours, or an exception from a signal: nothing stays behind
+                self._shut()
+
+    def _shut(self) -> None:
+        self.gate.open = False
+        self.window.close()
 
     def _install(self, models: list[nn.Module], listed: bool) -> bool:
         config = self.config
@@ -145,6 +149,7 @@ class Session:
         return True
 
     @uncompiled()
+    @interrupts_wait()
     def stop(self) -> None:
         """Close the window and write what it has collected."""
         if self._unseen is not None:
@@ -157,12 +162,14 @@ class Session:
         self._runs.flush()
 
     @uncompiled()
+    @interrupts_wait()
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
         self.stop()
         self._close_runs(discard=not dump)
         self.step_number += 1
 
+    @interrupts_wait()
     def reset(self) -> None:
         """Back to step 0 with empty counters; what has been collected is written."""
         self.stop()
@@ -170,6 +177,7 @@ class Session:
         self.step_number = 0
         self.ended = False
 
+    @interrupts_wait()
     def close(self) -> None:
         """End the session: write everything, take everything back. Later calls do nothing."""
         if self.closed:
@@ -282,6 +290,15 @@ class Session:
             self._say_once(f"nothing is recorded in {folder}: {error}")
             return None
         return self.run
+
+    def _say_where(self, rank: int | None, run: StepRun) -> None:
+        if rank in (None, 0):
+            config = self.config
+            self._say_once(
+                f"recording level {config.level}, task {config.task}, to {run.writer.shown}",
+                logging.INFO,
+                key="recording",
+            )
 
     def _close_runs(self, *, discard: bool = False) -> None:
         self.run = self.gate.run = None
