@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "base": ("", "msprobe msprobe.errors"),
     "leaves": (
         "",
-        "~ ~.callstack ~.describe ~.device ~.filters ~.flusher ~.gate ~.names"
+        "~ ~.callstack ~.describe ~.device ~.filters ~.flusher ~.gate ~.interrupts ~.names"
         " ~.patches ~.quiet ~.unseen ~.api_dump ~.module_dump",
     ),
     "graph": ("", "~.edges ~.gradients"),
@@ -32,8 +32,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "values": (
         "leaves",
-        "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.tasks"
-        " ~.verdicts",
+        "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.copies"
+        " ~.fills ~.arrays ~.tasks ~.verdicts",
     ),
     "files": ("leaves values", "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.journal"),
     "records": ("base leaves graph", "~.call ~.saved"),

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import gradients, tasks
+from . import copies, gradients, tasks
 from .background import Background
 from .call import Call
 from .config import DumpConfig, Level
@@ -279,9 +279,9 @@ class StepRun:
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""
         if self.config.async_dump:
-            tensor = tasks.snapshot(tensor)
+            tensor = copies.snapshot(tensor)
         elif hasattr(tensor, "layout"):
-            tensor = tasks.host_copy(tensor)
+            tensor = copies.host_copy(tensor)
         return self.journal.save_tensor(path, tensor)
 
     def problem(self, path: str, reason: str | Exception) -> None:
