@@ -107,7 +107,7 @@ def test_overview_lists_records_with_nan_in_order_and_marks_the_first(
     rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if "Infinity" in line]
     assert rows == [
         [">", "Torch.log.0.forward", "output.0", "Min -Infinity, Mean -Infinity", "made here"],
-        ["Tensor.__mul__.0.forward", "input_args.0", "Min -Infinity"],
+        ["Tensor.__mul__.0.forward", "input_args.0", "Min -Infinity"],  # the NaN: see below
         ["Torch.log.0.backward", "output.0", "Max Infinity", "made here"],
     ]
 
@@ -125,15 +125,63 @@ def test_overview_names_unfinished_calls_problems_and_modules_never_called(
     ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ours / "step0" / "rank0"
-    (folder / "coverage.json").write_text('{"modules_never_called": ["net.unused", "head"]}')
+    why = "it raised an exception"
+    notes = {
+        "modules_never_called": ["net.unused", "head"],
+        "selection_unmatched": ["list entry 'gelu' matched no record"],
+        "records_incomplete": {"Functional.relu.0.forward": why},
+    }
+    (folder / "coverage.json").write_text(json.dumps(notes))
     (folder / "dump_error_info.log").write_text(
         'Functional.gelu.0.forward: ValueError: odd\nTraceback (most recent call last):\n'
         '  File "x.py", line 1, in f\nValueError: odd\nTorch.add.0.forward: other\n'
+        "not recorded: 2 modules were never called (net.unused, head)\n"
     )
     text = shown(capsys, ours)
-    assert "1 call had begun and not returned; last: Functional.relu.0.forward" in text
+    assert f"1 call without a result; last: Functional.relu.0.forward ({why})" in text
+    assert "list entry 'gelu' matched no record" in text
     assert "2 modules never called: net.unused, head" in text
     assert f"2 problems in {folder / 'dump_error_info.log'}" in text
+
+
+def test_call_without_a_result_and_without_a_reason_had_begun(
+    ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, ours)  # of a process that was killed
+    assert "last: Functional.relu.0.forward (it had begun and not returned)" in text
+
+
+INFINITE = {"Max": "Infinity", "Min": 0.0, "Mean": "Infinity", "Norm": "Infinity"}
+MIXED = {"Max": "Infinity", "Min": "-Infinity", "Mean": "NaN", "Norm": "Infinity"}
+MADE = {
+    "nan of infinities": (INFINITE, dict.fromkeys(INFINITE, "NaN"), True),
+    "nan of infinities of both signs": (MIXED, dict.fromkeys(INFINITE, "NaN"), True),
+    "infinities passed on": (MIXED, MIXED, False),
+    "nan passed on": (dict.fromkeys(INFINITE, "NaN"), dict.fromkeys(INFINITE, "NaN"), False),
+    "nan taken away": (dict.fromkeys(INFINITE, "NaN"), INFINITE, False),
+}
+
+
+@pytest.mark.parametrize(("came", "went", "made"), MADE.values(), ids=MADE)
+def test_call_that_makes_nan_is_marked(
+    came: dict[str, Any], went: dict[str, Any], made: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = {"input_args": [tensor(**came)], "input_kwargs": {}, "output": [tensor(**went)]}
+    write_ours(tmp_path / "step0" / "rank0", {"Torch.add.0.forward": record})
+    assert ("made here" in shown(capsys, tmp_path)) == made
+
+
+@pytest.mark.parametrize("is_nan", [0, 1])
+def test_nan_check_tells_which_records_and_not_where_it_was_made(
+    is_nan: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"input_args": [], "input_kwargs": {}, "output": [], "is_nan": is_nan}
+    write_ours(tmp_path / "step0" / "rank0", {"Torch.add.0.forward": record}, task="nan_check")
+    text = shown(capsys, tmp_path)
+    assert ("NaN or infinity in 1 record" in text) == bool(is_nan)
+    assert ("no NaN or infinity in any record" in text) != bool(is_nan)
+    assert "made here" not in text
 
 
 def test_records_without_any_output_are_not_called_unfinished(

@@ -38,7 +38,7 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
         **{name: list(names) for name, names in found.items()},
         "records_incomplete": incomplete,
         "torch_calls_not_recorded": None if calls is None else dict(calls.most_common()),
-        "problems": [line for line in problems if not line.startswith("not recorded: ")],
+        "problems": [line for line in problems if not line.startswith(summary.LEFT_OUT)],
     }
 
 

@@ -53,7 +53,11 @@ def _describe(found: Summary, limit: int, paint: Paint) -> Iterator[str]:
     yield from indent(_problems(found, limit, paint))
     if found.non_finite:
         yield from indent(_non_finite(found.non_finite, limit, paint))
-    elif found.has_statistics and not found.error:
+    elif found.error:
+        return
+    elif header.get("task") == "nan_check":
+        yield "  no NaN or infinity in any record"
+    elif found.has_statistics:
         yield "  no NaN or infinity in any statistic"
 
 
@@ -79,12 +83,13 @@ def _problems(found: Summary, limit: int, paint: Paint) -> Iterator[str]:
         lines = count(found.problems, "problem")
         yield paint(f"{lines} in {found.folder.path / summary.LOG}", "bad")
     if found.unfinished:
-        last = found.unfinished[-1]
+        last, why = list(found.unfinished.items())[-1]
         many = count(len(found.unfinished), "call")
-        yield f"{many} had begun and not returned; last: {visible(last)}"
+        yield f"{many} without a result; last: {visible(last)} ({visible(why)})"
     if found.never_called:
         names = visible(", ".join(first(found.never_called, limit)))
         yield f"{count(len(found.never_called), 'module')} never called: {names}"
+    yield from map(visible, found.unmatched)
 
 
 def _non_finite(found: Sequence[NonFinite], limit: int, paint: Paint) -> Iterator[str]:
@@ -93,7 +98,8 @@ def _non_finite(found: Sequence[NonFinite], limit: int, paint: Paint) -> Iterato
     for index, record in enumerate(first(found, limit)):
         for place, values in record.places.items():
             text = ", ".join(f"{name} {readable(value)}" for name, value in values.items())
-            origin = "made here" if record.made_here else ""
+            made_here = record.made_here and place not in record.came_in
+            origin = "made here" if made_here else ""
             rows.append([">" if index == 0 else " ", record.name, place, text, origin])
     yield from table(rows)
     if 0 < limit < len(found):
@@ -184,6 +190,7 @@ def _summary_json(found: Summary) -> dict[str, Any]:
             for record in found.non_finite
         ],
         "unfinished": found.unfinished,
+        "selection_unmatched": found.unmatched,
         "modules_never_called": found.never_called,
         "files": found.files,
         "tensor_files": found.tensor_files,

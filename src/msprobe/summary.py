@@ -14,16 +14,23 @@ from .reader import RankFolder
 
 LOG = "dump_error_info.log"
 TENSORS = "dump_tensor_data"
+LEFT_OUT = "not recorded: "  # how lines of the log begin that name no problem
+_RUNNING = "it had begun and not returned"
 # Sections of a record that hold what came in; in the others stands what the call made.
 _INPUTS = {"forward": ("input_args", "input_kwargs", "parameters"), "backward": ("input",)}
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A record with NaN or infinity: where, and whether it came in with the inputs."""
+    """A record with NaN or infinity: where, and whether the call has made it.
+
+    Made here: what came in was finite, or held infinities only and NaN came out. With task
+    nan_check the places are not known, nor where it was made.
+    """
 
     name: str
     places: dict[str, dict[str, float]]
+    came_in: frozenset[str]  # those of the places that are inputs
     made_here: bool
 
 
@@ -36,7 +43,8 @@ class Summary:
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     has_statistics: bool = False
     non_finite: list[NonFinite] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
+    unfinished: dict[str, str] = field(default_factory=dict)  # record → why it has no result
+    unmatched: list[str] = field(default_factory=list)
     named_only: int = 0
     never_called: list[str] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
@@ -60,6 +68,9 @@ def summarize(folder: RankFolder) -> Summary:
         coverage = reader.read_json(folder.path / "coverage.json")
         if isinstance(coverage, dict):
             summary.never_called = list(coverage.get("modules_never_called") or [])
+            summary.unmatched = list(coverage.get("selection_unmatched") or [])
+            known = coverage.get("records_incomplete") or {}
+            summary.unfinished = {name: known.get(name, _RUNNING) for name in summary.unfinished}
         if not summary.records:
             summary.named_only = len(reader.read_stacks(folder.path))
     except (ValueError, OSError) as err:
@@ -82,8 +93,11 @@ def _add_files(summary: Summary) -> None:
 
 
 def count_problems(log: str) -> int:
-    """Count the lines of dump_error_info.log that name a problem, without the tracebacks below."""
-    return len(list(problem_lines(log)))
+    """Count the lines of dump_error_info.log that name a problem, without the tracebacks below.
+
+    What the configuration left out is none.
+    """
+    return sum(not line.startswith(LEFT_OUT) for line in problem_lines(log))
 
 
 def problem_lines(log: str) -> Iterator[str]:
@@ -114,7 +128,7 @@ def _add_records(summary: Summary, records: Iterable[tuple[str, Any]]) -> None:
             if "output" not in record and "input_args" in record:
                 without_output.append(name)
     # With data_mode ["input"] no record has an output; then its lack says nothing.
-    summary.unfinished = without_output if with_output else []
+    summary.unfinished = dict.fromkeys(without_output, _RUNNING) if with_output else {}
 
 
 def find_non_finite(
@@ -135,8 +149,21 @@ def find_non_finite(
     if not places:
         return None
     inputs = _INPUTS.get(part, ())
-    came_in = any(place.split(".")[0] in inputs for place in places)
-    return NonFinite(name, places, bool(inputs) and not came_in)
+    came_in = frozenset(place for place in places if place.split(".")[0] in inputs)
+    known = bool(inputs) and "is_nan" not in places
+    return NonFinite(name, places, came_in, known and _is_made_here(places, came_in))
+
+
+def _is_made_here(places: dict[str, dict[str, float]], came_in: frozenset[str]) -> bool:
+    if not came_in:
+        return True
+    # Max and Min: the Mean of infinities of both signs is NaN too.
+    with_nan = {
+        place
+        for place, values in places.items()
+        if any(math.isnan(values.get(key, 0.0)) for key in ("Max", "Min"))
+    }
+    return bool(with_nan) and not with_nan & came_in
 
 
 def matching(folder: Path, text: str) -> Iterator[tuple[str, Any]]:
