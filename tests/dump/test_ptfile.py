@@ -35,7 +35,7 @@ def save(tensor: torch.Tensor, path: Path) -> int:
 
 
 def octets(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().untyped_storage())
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
