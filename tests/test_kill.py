@@ -397,7 +397,8 @@ def test_structure_of_a_run_that_hangs_is_on_disk(tmp_path: Path) -> None:
 # ---- a disk that is full, a directory that is gone ---------------------------------------------
 
 FULL = """
-import resource, sys
+import os, resource, sys
+opened = []
 import torch
 from torch import nn
 from msprobe.pytorch import PrecisionDebugger
@@ -423,6 +424,7 @@ def train(net, watched):
             PrecisionDebugger.stop()
             PrecisionDebugger.step()
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            opened.append(len(os.listdir("/proc/self/fd")))
     return losses
 
 def build():
@@ -432,6 +434,7 @@ def build():
 plain = train(build(), watched=False)
 PrecisionDebugger(dump_path=folder, level=level, task=task)
 assert train(build(), watched=True) == plain
+assert len(set(opened)) == 1, opened
 """
 
 
@@ -453,6 +456,7 @@ def test_full_disk_costs_the_records_that_do_not_fit_and_nothing_else(
 def check_step(dump_path: Path, step: int) -> dict[str, Any]:
     """Every file can be read, every file that is named is there and whole, none is a stump."""
     folder = rank_folder(dump_path, step)
+    assert not list(folder.glob(".*"))
     for path in folder.glob("*.json"):
         read_json(path)
     dump = read_dump(dump_path, step)

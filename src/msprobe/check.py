@@ -147,10 +147,13 @@ def _tree(
     yield from _gaps(_TREE, above)
     if above:  # level L1 has no tree
         backward = [name for name in records if reader.kind_of(name)[1] == "backward"]
-        for name in _lacking([*_returned(records), *backward], above, records, closed):
+        for name in _lacking([*_returned(records, closed), *backward], above, records, closed):
             yield Finding(_TREE, name, "the record is in dump.json and not here")
+    # Gradients that came by a side door: the parts of a module have backward records, it has none.
+    parents_only = {parent for parent in above.values() if isinstance(parent, str)}
     for name in above if all_recorded else ():
-        if reader.kind_of(name)[1] and name not in records:
+        part = reader.kind_of(name)[1]
+        if part and name not in records and not (part == "backward" and name in parents_only):
             yield Finding("dump.json", name, "the call is in construct.json and not here")
 
 
@@ -194,7 +197,7 @@ def _stacks(stacks: Any, records: dict[str, Any], closed: bool) -> Iterator[Find
             if name in named:
                 yield Finding(_STACK, key, f"{name} has a stack already")
             named.add(name)
-    for name in _lacking(_returned(records), named, records, closed):
+    for name in _lacking(_returned(records, closed), named, records, closed):
         yield Finding(_STACK, name, "the record has no stack")
 
 
@@ -213,13 +216,15 @@ def _lacking(
     return lacking
 
 
-def _returned(records: dict[str, Any]) -> list[str]:
-    """The forward records of calls that have returned.
+def _returned(records: dict[str, Any], closed: bool) -> list[str]:
+    """The forward records of calls that have ended.
 
     One that was running when the process was killed has no output, no stack and no parent yet.
     With data_mode ["input"] no record has an output: then all are meant.
     """
     calls = {n: r for n, r in records.items() if reader.kind_of(n)[1] == "forward"}
+    if closed:
+        return list(calls)
     with_output = [n for n, r in calls.items() if isinstance(r, dict) and "output" in r]
     return with_output or list(calls)
 

@@ -27,6 +27,7 @@ class Call:
         "held",
         "held_grads",
         "inputs",
+        "noted",
         "outputs",
         "parameters",
         "parent",
@@ -37,6 +38,7 @@ class Call:
         "spec",
         "stack",
         "takes_backward",
+        "told",
         "wanted",
         "within",
         "within_backward",
@@ -57,7 +59,9 @@ class Call:
         self.takes_backward = False
         self.within = False  # `list` selects this module's forward: so is what runs in it
         self.within_backward = False
-        self.failed = False
+        self.failed = False  # it has raised, or its step has ended: the record stays as it is
+        self.noted = False  # its stack and its parent are with the journal
+        self.told = False  # so is the parent of its backward record
         self.record: dict[str, Any] = {}
         self.held: Any = ()  # tensors until the verdict, see verdicts.py
         self.held_grads: Any = ()
@@ -73,9 +77,17 @@ class Call:
         """Name of the parent's forward record for construct.json."""
         return self.parent.forward if type(self.parent) is Call else self.parent
 
-    def parent_backward(self) -> str | None:
-        """Name of the parent's backward record."""
-        return self.parent.backward if type(self.parent) is Call else None
+    def tell_backward(self, name: str) -> None:
+        """Enter a backward record into construct.json, with all that stands above it.
+
+        A module may have no backward record of its own: the gradients came by a side door.
+        """
+        parent: Call | None = self.parent if type(self.parent) is Call else None
+        if name != self.backward or not self.told:
+            self.told = True
+            self.run.note(name, None if parent is None else parent.backward)
+        if parent is not None and not parent.told:
+            parent.tell_backward(parent.backward)
 
     # ---- listener of gradients ---------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class Call:
             if record and (not run.judges or self._passes_verdict(name, record)):
                 run.journal.add(name, record)
         if run.constructs:
-            run.note(name, self.parent_backward())
+            self.tell_backward(name)
         if not run.selection.takes_all:
             run.selection.leave(self.backward)
         self._grads_out = self._grads_in = None

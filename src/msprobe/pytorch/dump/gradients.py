@@ -194,8 +194,8 @@ class Backward:
             self._finish()  # what an earlier pass has left open
         self._task = task = graph_task()
         self._left = self.hooks
+        self._passes.join(task, self)  # first: interrupted or not, it is finished some time
         self.listener.begin(task)
-        self._passes.join(task, self)
 
     def finish(self, task: int) -> None:
         """Report the record of pass ``task`` unless that has been done."""

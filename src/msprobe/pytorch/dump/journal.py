@@ -12,7 +12,6 @@ from .background import Background
 from .writer import Writer
 
 _RAISED = "it raised an exception, or the window closed before it returned"
-_NOT_RETURNED = "it had not returned when the step ended"
 _ENOUGH = 256  # small tensors that are measured together
 
 
@@ -217,20 +216,27 @@ class Journal:
                 self.parents.clear()
                 self._stacks.clear()
                 return
-            for name, call, record in running:
-                if not call.failed:
-                    break  # failed calls keep their place behind the call they ran in
-                self.running.pop(name, None)
-                self.incomplete.setdefault(name, _RAISED)
-                if record:
-                    self.records += 1
-                    records.append((name, record))
-            ended = {name for name, _ in records}
+            ended = self._take_failed(running, records)
             draft = [(name, record) for name, _, record in running if name not in ended and record]
             drafts = [(name, record) for name, record in drafts if name not in ended]
             self._write(records, [*draft, *drafts])
             if compact or last:
                 self._compact(last)
+
+    def _take_failed(self, running: list[Any], records: list[Any]) -> set[str]:
+        """Add the records of failed calls to the complete ones; the names of all these."""
+        ended = {name for name, _ in records}
+        for name, call, record in running:
+            if name not in ended:
+                if not call.failed:
+                    break  # failed calls keep their place behind the call they ran in
+                self.incomplete.setdefault(name, _RAISED)
+                if record:
+                    self.records += 1
+                    records.append((name, record))
+                    ended.add(name)
+            self.running.pop(name, None)  # Ctrl-C may have come before the call could do it
+        return ended
 
     def _take(self) -> list[tuple[str, Any]]:
         """The records that are complete, with all their values."""
@@ -285,15 +291,13 @@ class Journal:
 
     def close(self, coverage: Mapping[str, Any]) -> None:
         """Write everything and close the files; what still arrives opens them again."""
-        for name, call in list(self.running.items()):
-            if not call.failed:
-                self.incomplete[name] = _NOT_RETURNED
-            call.failed = True
         self.flush(last=True)  # drafts stay drafts: their gradients may come later
         with self._lock:
             notes = {**coverage, "records_incomplete": self.incomplete}
-            self.writer.write_json("coverage.json", notes)
-            self.writer.close()
+            try:
+                self.writer.write_json("coverage.json", notes)
+            finally:  # a full disk must not keep the files open
+                self.writer.close()
 
     def discard(self) -> None:
         """Remove what was collected; what still arrives is dropped."""

@@ -203,16 +203,17 @@ class JsonFile:
             os.close(fd)
 
     def _release(self) -> None:
+        for name in hidden_names(self.path):  # Ctrl-C may have left any of them
+            with contextlib.suppress(OSError):
+                os.unlink(name)
         for slot in (0, 1):
-            if self._fds[slot] is not None:
-                self._forget(slot)
-                with contextlib.suppress(OSError):
-                    os.unlink(self._hidden(slot))
+            self._forget(slot)
 
 
-def hidden_names(name: str) -> list[str]:
-    """What a killed process may have left beside the file ``name``."""
-    return [f".{name}.{slot}" for slot in (0, 1, "new")]
+def hidden_names(path: str) -> list[str]:
+    """What a killed process may have left beside the file ``path``."""
+    folder, name = os.path.split(path)
+    return [os.path.join(folder, f".{name}.{slot}") for slot in (0, 1, "new")]
 
 
 def replace_file(path: str, write: Callable[[Any], None]) -> None:

@@ -109,8 +109,10 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
 
 def _emit(call: Call, output: Any) -> None:
     run = call.run
-    # A call that was running when its step ended has been written as it was then.
-    takes = call.wanted and run.takes_forward and bool(call.record) and not call.failed
+    if call.failed:  # its step ended while it was running: it has been written as it was then
+        run.journal.running.pop(call.forward, None)
+        return
+    takes = call.wanted and run.takes_forward and bool(call.record)
     if takes and run.judges:
         run.mark(call.record, output)
         takes = run.judge(call.forward, output, call.held)
@@ -119,6 +121,7 @@ def _emit(call: Call, output: Any) -> None:
         run.journal.stack(call.forward, call.stack)
     if not run.is_simple:
         _leave(call)
+    call.noted = True
     if takes:
         run.journal.add(call.forward, call.record)
     run.journal.running.pop(call.forward, None)
@@ -134,11 +137,9 @@ def _leave(call: Call) -> None:
 
 def fail(call: Call) -> None:
     """The call has raised: its record ends with its inputs."""
-    call.failed = True
     call.seen, call.held = None, ()
-    if call.stack is not None and not call.run.task.only_bad:
-        call.run.journal.stack(call.forward, call.stack)
-    _leave(call)
+    if not call.failed:
+        call.run.give_up(call)
 
 
 def _parameters(call: Call, parameters: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
 
 T = TypeVar("T")
+_NOT_RETURNED = "it had not returned when the step ended"
 _AREAS = frozenset({"optimizer", "clip_grad"})
 
 
@@ -262,6 +263,18 @@ class StepRun:
             parents.append((parent, None))
         parents.append((name, parent))
 
+    def give_up(self, call: Call) -> None:
+        """The record of a running call ends with its inputs; its stack and parent are noted."""
+        if not call.noted:
+            if call.stack is not None and not self.task.only_bad:
+                self.journal.stack(call.forward, call.stack)
+            if self.constructs:
+                self.note(call.forward, call.parent_name())
+            call.noted = True
+        call.failed = True
+        if not self.selection.takes_all:
+            self.selection.leave(call.forward)
+
     def saved_entry(self, value: Any, path: str) -> Any:
         """Entry of a tensor given to save(), or of its gradient."""
         return self._describers[self.task.keeps_all](value, path)
@@ -342,6 +355,10 @@ class StepRun:
 
     def close(self, notes: Mapping[str, Any]) -> None:
         """End the step. ``notes`` are further entries of coverage.json."""
+        for call in list(self.journal.running.values()):
+            if not call.failed:
+                self.journal.incomplete[call.forward] = _NOT_RETURNED
+                self.give_up(call)
         self.kept_nodes = []
         missing = self.missing()
         never = missing["modules_never_called"]

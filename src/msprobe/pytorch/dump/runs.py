@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -16,7 +17,7 @@ from .gate import ThreadState
 from .run import StepRun
 from .tasks import TASKS
 from .verdicts import Bench, has_overflow, read_bench
-from .writer import Writer
+from .writer import Writer, remove
 
 _logger = logging.getLogger("msprobe")
 
@@ -50,15 +51,16 @@ class Runs:
 
     def _make(self, config: DumpConfig, step: int, rank: int | None) -> StepRun:
         task = TASKS[config.task]
-        writer = Writer(
-            folder_of(config, step, rank),
-            {"task": config.task, "level": config.level.value, "framework": "pytorch"},
-            keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
-            extra=config.extra_info,
-            warned=self._warned,
-            base=self._base,
-        )
+        folder = folder_of(config, step, rank)
         try:
+            writer = Writer(
+                folder,
+                {"task": config.task, "level": config.level.value, "framework": "pytorch"},
+                keeps_tensors=task.keeps_all or task.only_bad or bool(config.tensor_list),
+                extra=config.extra_info,
+                warned=self._warned,
+                base=self._base,
+            )
             run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
             self._alive.add(run)
             run.step, run.rank, run.begun = step, rank, time.monotonic()
@@ -68,7 +70,8 @@ class Runs:
                 bench = _bench(config.bench_path, step, rank)
                 run.judge_by(bench.differs, config.diff_nums, self._end)
         except BaseException:
-            writer.discard()
+            with contextlib.suppress(OSError):
+                remove(os.path.join(self._base, folder))
             raise
         return run
 

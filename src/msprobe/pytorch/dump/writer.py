@@ -197,10 +197,7 @@ class Writer:
     def discard(self) -> None:
         """Remove what this step has written."""
         self.close()
-        _empty(self.folder, quiet=True)
-        for folder in (self.tensor_folder, self.folder, os.path.dirname(self.folder)):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)  # only if nobody else has files there
+        remove(self.folder)
 
     def size_bytes(self) -> int:
         """What this step has written so far."""
@@ -217,6 +214,14 @@ class Writer:
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
 _LOG_FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE
+
+
+def remove(folder: str) -> None:
+    """Remove our files from the folder, it and the folder of its step if that leaves them empty."""
+    _empty(folder, quiet=True)
+    for path in (os.path.join(folder, _TENSORS), folder, os.path.dirname(folder)):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # only if nobody else has files there
 
 
 def _make(folder: str) -> None:

@@ -208,7 +208,7 @@ class ParameterGroup:
         self.passes: dict[int, bool] = {}  # backward passes through a recorded call → wanted?
 
     def __del__(self) -> None:
-        for handle in self._handles.values():
+        for handle in getattr(self, "_handles", {}).values():  # Ctrl-C may have come before
             handle.remove()
 
     def add(self, name: str, parameter: Any) -> None:
