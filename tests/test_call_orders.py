@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch.dump.module_dump.hooks import named_parts
 from recorded import LEVELS, Net, batch, make_net, read_beside, read_data, step_names
 
 Data = dict[str, Any]
@@ -703,3 +704,20 @@ def test_two_hundred_windows_in_one_step_are_all_there(tmp_path: Path) -> None:
     assert len(data) == 200 * 8
     assert "Module.fc2.Linear.forward.199" in data
     assert "Functional.linear.399.forward" in data
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.script
+def test_modules_have_the_names_that_torch_gives_them() -> None:
+    """Shared modules, None, empty containers, scripted ones and a module that holds itself."""
+    shared = nn.Linear(2, 2)
+    inner = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.ReLU(), nn.Sequential())})
+    model = nn.Sequential(inner, shared, torch.jit.script(nn.ReLU()), nn.ModuleList([nn.ReLU()]))
+    model.register_module("nothing", None)
+    inner.parent = model
+    parts, _ = named_parts([model], listed=False)
+    expected = [
+        (name, id(module))
+        for name, module in model.named_modules()
+        if name and not isinstance(module, torch.jit.ScriptModule)
+    ]
+    assert [(name, id(module)) for _, name, module in parts] == expected

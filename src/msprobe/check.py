@@ -19,7 +19,7 @@ from .reader import RankFolder
 from .strict import Finding, load
 from .text import Paint, count, first, visible
 
-_CALL = re.compile(r"(Module\..*)\.forward\.(\d+)|(.*)\.(\d+)\.(?:forward|debug)")
+_CALL = re.compile(r"(Module\..*)\.forward\.(\d+)|(.*)\.(\d+)\.(?:forward|debug)", re.DOTALL)
 _PARTIAL_TASKS = ("overflow_check", "acc_check")  # record only some calls, whatever was asked
 _TENSORS = "dump_tensor_data"
 _TREE = "construct.json"

@@ -24,9 +24,12 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"(rank|proc)(\d*)")
 # A backward that runs once more over the same graph has a further number.
-_MODULE = re.compile(r"(Module\..*)\.(forward|backward|parameters_grad)(\.\d+)(?:\.\d+)?")
-_API = re.compile(r"(([^.]+)\..*\.\d+)\.(forward|backward)(?:\.\d+)?")
-_SAVED = re.compile(r".*\.\d+\.debug")
+# DOTALL: names may hold any letter, a line break too.
+_MODULE = re.compile(
+    r"(Module\..*)\.(forward|backward|parameters_grad)(\.\d+)(?:\.\d+)?", re.DOTALL
+)
+_API = re.compile(r"(([^.]+)\..*\.\d+)\.(forward|backward)(?:\.\d+)?", re.DOTALL)
+_SAVED = re.compile(r".*\.\d+\.debug", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +239,14 @@ def has_statistics(entry: Any) -> bool:
 
 
 def non_finite(entry: Any) -> dict[str, float]:
-    """Return the statistics of a tensor entry that are NaN or infinite."""
+    """Return the statistics that are NaN or infinite of a tensor entry with such elements.
+
+    Told by Max and Min: Mean and Norm of large finite elements may be infinite.
+    """
     if not is_tensor(entry):
+        return {}
+    extremes = [number(entry.get(name)) for name in ("Max", "Min")]
+    if all(value is None or math.isfinite(value) for value in extremes):
         return {}
     found = ((name, number(entry.get(name))) for name in STATISTICS)
     return {k: value for k, value in found if value is not None and not math.isfinite(value)}

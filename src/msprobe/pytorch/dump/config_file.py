@@ -120,7 +120,7 @@ def check_dump_path(path: str) -> None:
         with tempfile.NamedTemporaryFile(dir=path, prefix=".msprobe-probe-") as probe:
             probe.write(b"msprobe")
             probe.flush()
-    except (OSError, ValueError) as err:  # ValueError: the name cannot be encoded
+    except (OSError, ValueError, RecursionError) as err:  # the name cannot be encoded; too deep
         number = err.errno if isinstance(err, OSError) else None
         advice = _ADVICE.get(number or 0, "choose a directory that can be created and written")
         raise ConfigError(

@@ -139,6 +139,8 @@ def plain_tensor(value: Any) -> Any:
     local = getattr(value, "_local_tensor", None)
     if local is not None:
         return plain_tensor(local)
+    if kind.__name__ == "NestedTensor" and value.layout is not torch.strided:
+        return plain_tensor(value._values)  # all elements, one part behind the other
     if kind.__name__ == "AsyncCollectiveTensor" and getattr(value, "completed", False):
         return plain_tensor(value.elem)
     if tensor_type(kind) != "torch.Tensor":

@@ -11,6 +11,7 @@ runs through C++ and the garbage collector could not free it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -50,10 +51,34 @@ class Finisher(Protocol):
         """The pass ``task`` has ended: report what has arrived."""
 
 
+class Orphans:
+    """Hooks of things that are gone, to be taken out at the next occasion.
+
+    The callback of each weak reference is a function in C. Python throws away what a signal raises
+    within a finalizer or a callback in Python: Ctrl-C would be lost, and it likes to come there,
+    since signals wait while much is let go of.
+    """
+
+    def __init__(self) -> None:
+        self._gone: list[Any] = []
+        self._handles: dict[Any, dict[str, Any]] = {}
+
+    def watch(self, thing: Any, handles: dict[str, Any]) -> None:
+        """Remove what is in ``handles`` once ``thing`` is gone."""
+        self._handles[weakref.ref(thing, self._gone.append)] = handles
+
+    def remove(self) -> None:
+        """Take out the hooks of what is gone by now."""
+        while self._gone:
+            for handle in self._handles.pop(self._gone.pop(), {}).values():
+                handle.remove()
+
+
 class Passes:
     """The backward passes that are running, with those that still wait for gradients."""
 
     def __init__(self) -> None:
+        self.orphans = Orphans()
         self._open: dict[int, list[Finisher]] = {}
         self._last: dict[int, list[Finisher]] = {}
         self._lock = threading.Lock()

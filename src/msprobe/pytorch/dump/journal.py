@@ -175,8 +175,8 @@ class Journal:
         if self._background is None:
             self.writer.save_tensor(name, tensor)
         else:
-            size_bytes = int(tensor.nbytes)
-            self._background.submit(size_bytes, lambda: self._save_later(path, name, tensor))
+            size = _size_bytes(tensor)
+            self._background.submit(size, lambda: self._save_later(path, name, tensor))
         return name
 
     def _save_later(self, path: str, name: str, tensor: Any) -> None:
@@ -304,6 +304,14 @@ class Journal:
         with self._lock:
             self._discarded = True
             self.writer.discard()
+
+
+def _size_bytes(tensor: Any) -> int:
+    """Memory of a tensor or numpy array; of one that is not strided, an upper bound."""
+    try:
+        return int(tensor.nbytes)
+    except RuntimeError:  # sparse
+        return int(tensor.numel() * tensor.element_size())
 
 
 def _is_within(path: str, name: str) -> bool:

@@ -82,9 +82,13 @@ class JsonFile:
 
     def __init__(self, path: str, head: str, tail: str) -> None:
         self._begin(path, head, tail)
-        self._create(0)
-        self._write(0, b"", b"")
-        self._show(0)
+        try:
+            self._create(0)
+            self._write(0, b"", b"")
+            self._show(0)
+        except BaseException:
+            self._release()
+            raise
 
     def _begin(self, path: str, head: str, tail: str) -> None:
         self.path = path

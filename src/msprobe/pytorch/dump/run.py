@@ -56,9 +56,7 @@ class StepRun:
         self.fused: set[str] = set()  # modules whose fused kernel a hook would switch off
         self.hooked: dict[Any, type] = {}  # modules that could have run → their class
         self.kept_nodes: list[Any] = []  # accumulators of leaves given to save()
-        self.parameter_groups: weakref.WeakValueDictionary[str, Any] = (
-            weakref.WeakValueDictionary()
-        )
+        self.parameter_groups: dict[str, weakref.ref[Any]] = {}  # module → its ParameterGroup
         self.task = tasks.TASKS[config.task]
         self.verdicts: Verdicts | None = None
         self.describer: OnTensor | None = None

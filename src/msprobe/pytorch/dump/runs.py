@@ -32,10 +32,10 @@ class Runs:
         self._passes = passes
         self._end = end  # what a task calls when it has seen enough
         self._open: dict[str, StepRun] = {}
-        self._alive: weakref.WeakSet[StepRun] = weakref.WeakSet()  # graphs refer to older steps
+        self._alive: list[weakref.ref[StepRun]] = []  # graphs refer to older steps
         self._flusher = Flusher()
         self._warned: set[str] = set()
-        self._base = os.getcwd()
+        self._base = _current_folder()
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -62,7 +62,8 @@ class Runs:
                 base=self._base,
             )
             run = StepRun(config, writer, self._thread, self._passes, self._flusher.wake)
-            self._alive.add(run)
+            self._alive = [alive for alive in self._alive if alive() is not None]
+            self._alive.append(weakref.ref(run))
             run.step, run.rank, run.begun = step, rank, time.monotonic()
             if task.only_bad:
                 run.judge_by(has_overflow, config.overflow_nums, self._end)
@@ -79,7 +80,8 @@ class Runs:
         """Write what the runs have collected, as stop() does."""
         if self._open:
             self._passes.finish_all()
-        for run in self._open.values():
+        self._passes.orphans.remove()
+        for run in list(self._open.values()):
             run.guard("stop", run.journal.flush, True)
 
     def close(self, notes: Mapping[str, Any], *, discard: bool = False) -> None:
@@ -99,8 +101,10 @@ class Runs:
     def forget(self) -> None:
         """In a forked child: nothing that the parent collects is written here."""
         self._open = {}
-        for run in list(self._alive):
-            run.forget()
+        for alive in self._alive:
+            run = alive()
+            if run is not None:
+                run.forget()
         self._flusher.forget()
         self._flusher = Flusher()
 
@@ -120,6 +124,13 @@ def _learn_rank(run: StepRun, rank: int | None) -> None:
         run.rank = rank
         folder = folder_of(run.config, run.step, rank)
         run.guard("renaming the folder", run.journal.move_to, folder)
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody has removed it; an absolute dump_path needs none
+        return ""
 
 
 def _write(run: StepRun, notes: Mapping[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +37,17 @@ from .tokens import request_slice, watch_tokens
 from .window import Window
 
 _logger = logging.getLogger("msprobe")
+
+
+def _one_at_a_time(method: Callable[..., Any]) -> Any:
+    """Threads that open and close windows wait for each other."""
+
+    @functools.wraps(method)
+    def alone(self: Session, *args: Any, **kwargs: Any) -> Any:
+        with self._life:
+            return method(self, *args, **kwargs)
+
+    return alone
 
 
 class Session:
@@ -69,6 +82,7 @@ class Session:
         self._wrappers: list[tuple[Any, str, Any]] = []
         self._loaded_late: list[str] = []  # modules with functions of the table, when it was read
         self.focus = Focus(self.gate)
+        self._life = threading.RLock()  # held by start, stop, step, reset and close
         self._said: set[str] = set()
         if recorded:
             self._builtin_wrappers()
@@ -78,6 +92,7 @@ class Session:
     # ---- start, stop, step -------------------------------------------------------------------
 
     @uncompiled()
+    @_one_at_a_time
     def start(
         self,
         model: Any = None,
@@ -150,6 +165,7 @@ class Session:
 
     @uncompiled()
     @interrupts_wait()
+    @_one_at_a_time
     def stop(self) -> None:
         """Close the window and write what it has collected."""
         if self._unseen is not None:
@@ -163,13 +179,22 @@ class Session:
 
     @uncompiled()
     @interrupts_wait()
+    @_one_at_a_time
     def step(self, dump: bool = True) -> None:
         """End the step. ``dump=False`` throws away what it has collected."""
+        if self.gate.open:
+            self._say_once(
+                "step() has closed the window that was open: what follows is recorded after the"
+                " next start()",
+                logging.INFO,
+                key="step in a window",
+            )
         self.stop()
         self._close_runs(discard=not dump)
         self.step_number += 1
 
     @interrupts_wait()
+    @_one_at_a_time
     def reset(self) -> None:
         """Back to step 0 with empty counters; what has been collected is written."""
         self.stop()
@@ -178,6 +203,7 @@ class Session:
         self.ended = False
 
     @interrupts_wait()
+    @_one_at_a_time
     def close(self) -> None:
         """End the session: write everything, take everything back. Later calls do nothing."""
         if self.closed:
@@ -195,6 +221,7 @@ class Session:
         Its first call that the parent would have recorded says so, except in a data loader
         worker. A child that calls start() itself begins with a clean state and its own folder.
         """
+        self._life = threading.RLock()  # another thread may have held it
         self._runs.forget()
         self.works.forget()
         self.run = self.gate.run = None

@@ -125,8 +125,7 @@ class _Describer:
 
     def _complete(self, entry: TensorEntry, value: Any, plain: Any, path: str) -> None:
         try:
-            # A tuple: once the garbage collector has seen it, it need not look at it again.
-            entry["shape"] = tuple(value.shape if plain is None else plain.shape)
+            entry["shape"] = _shape(value, plain)
             if plain is None:
                 raise stats.CannotMeasure(_NOTHING_TO_READ)
             self._first(entry, plain, path)
@@ -137,7 +136,10 @@ class _Describer:
                 say(entry, path, reason, self._sink, self._fields)
         entry["requires_grad"] = value.requires_grad
         if self._keeps:
-            _keep(entry, plain, path, self._sink)
+            if value.is_nested:
+                self._sink.problem(path, "not saved: a nested tensor has no file")
+            else:
+                _keep(entry, plain, path, self._sink)
         if self._last is not None:
             self._last(entry, plain, path)
 
@@ -149,6 +151,13 @@ class _Describer:
             path,
             lambda: self._complete(entry, value, _place(value, self._slices)[1], path),
         )
+
+
+def _shape(value: Any, plain: Any) -> tuple[int, ...] | None:
+    if value.is_nested:
+        return tuple(value.shape) if value.layout is not torch.strided else None  # it has none
+    # A tuple: once the garbage collector has seen it, it need not look at it again.
+    return tuple(value.shape if plain is None else plain.shape)
 
 
 def _keep(entry: TensorEntry, plain: Any, path: str, sink: Sink) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -32,6 +31,7 @@ class Window:
         self._handles: list[Any] = []
         self._extra: list[Any] = []
         self._hooked: list[tuple[nn.Module, HookPair]] = []
+        self._dead: list[Any] = []  # hooked modules that are gone
         self._pairs: dict[int, HookPair] = {}  # id of a module → its hooks, kept between windows
         self._plan: Any = None  # of the wrappers, kept between windows
         self._planned_for: Any = None
@@ -85,6 +85,7 @@ class Window:
     def open_modules(self, parts: Iterable[tuple[int | None, str, nn.Module]]) -> None:
         """Put the hooks in; modules hooked in this window already are passed over."""
         self._compilers.install()
+        self._forget_dead()
         known = {id(module) for module, _ in self._hooked}
         for index, fqn, module in parts:
             if id(module) not in known:
@@ -93,11 +94,17 @@ class Window:
                 self._hooked.append((module, pair))
                 pair.put_in(module)
 
+    def _forget_dead(self) -> None:
+        if self._dead:
+            self._dead.clear()
+            self._pairs = {k: pair for k, pair in self._pairs.items() if pair.module() is not None}
+
     def _pair(self, index: int | None, fqn: str, module: nn.Module) -> HookPair:
         pair = self._pairs.get(id(module))
         if pair is None or pair.module() is not module:
-            pair = self._pairs[id(module)] = HookPair(module, ModuleHook(self._gate, index, fqn))
-            weakref.finalize(module, self._pairs.pop, id(module), None)
+            pair = self._pairs[id(module)] = HookPair(
+                module, ModuleHook(self._gate, index, fqn), self._dead.append
+            )
         pair.hook.index, pair.hook.fqn = index, fqn
         return pair
 

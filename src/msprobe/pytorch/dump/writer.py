@@ -22,6 +22,7 @@ _JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.js
 _HIDDEN = {name for file in _JSON for name in jsonfile.hidden_names(file)}
 _LOG = "dump_error_info.log"
 _TENSORS = "dump_tensor_data"
+_SIDE_FILES = ("stack", "construct")
 _SMALL = 1 << 14  # bytes of a stack.json that is written anew at every stop()
 
 
@@ -54,9 +55,14 @@ class Writer:
         self._data = jsonfile.JsonFile(os.path.join(folder, name), self._head(), "}}")
         self._stack: jsonfile.JsonFile | None = None
         self._construct: jsonfile.JsonFile | None = None
-        if extra and not self.debug:
-            self._stack = jsonfile.JsonFile(os.path.join(folder, "stack.json"), "{", "}")
-            self._construct = jsonfile.JsonFile(os.path.join(folder, "construct.json"), "{", "}")
+        try:
+            if extra and not self.debug:
+                stack, construct = (os.path.join(folder, f"{n}.json") for n in _SIDE_FILES)
+                self._stack = jsonfile.JsonFile(stack, "{", "}")
+                self._construct = jsonfile.JsonFile(construct, "{", "}")
+        except BaseException:
+            self.close()  # the disk is full: what has been opened stays with nobody
+            raise
         self._stacks: dict[tuple[str, ...], list[str]] = {}  # frames → records with this stack
         self._frames: dict[Any, tuple[str, ...]] = {}  # stack key → frames as text
         self._stack_entries = 0
