@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import msprobe
+
+PACKAGE = str(Path(msprobe.__file__).parent)
 LEVELS = ("L0", "L1", "mix")
 
 
@@ -76,3 +83,20 @@ def read_beside(dump_path: Path | str, file: str, step: int = 0) -> Any:
 def step_names(dump_path: Path | str) -> list[str]:
     """Which steps have a folder."""
     return sorted(folder.name for folder in Path(dump_path).iterdir())
+
+
+def our_frames(function: Callable[[], Any]) -> Counter[str]:
+    """Calls of functions of the package while ``function()`` runs, by name."""
+    entered: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            entered[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return entered

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,27 +14,11 @@ from torch.nn import functional as F
 import msprobe
 from helpers import debugger, read_dump
 from msprobe.pytorch import PrecisionDebugger
+from recorded import our_frames
 from runner import run_script
 
 PACKAGE = str(Path(msprobe.__file__).parent)
 WARM_UP = 3  # calls before the counted one: stacks, types and counters are known by then
-
-
-def our_frames(function: Callable[[], Any]) -> Counter[str]:
-    """Calls of functions of the package while ``function()`` runs, by name."""
-    entered: Counter[str] = Counter()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            entered[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return entered
 
 
 def open_window(folder: Path, model: Any = None, **config: Any) -> PrecisionDebugger:

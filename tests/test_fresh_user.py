@@ -24,7 +24,7 @@ from msprobe.cli import main
 from msprobe.errors import ConfigError
 from msprobe.pytorch import PrecisionDebugger
 from msprobe.pytorch.dump import jsonfile
-from msprobe.pytorch.dump.gradients import Orphans
+from msprobe.pytorch.dump.passes import Orphans
 from runner import run_script
 
 SOURCE = Path(msprobe.__file__).parent

@@ -22,10 +22,10 @@ GROUPS: dict[str, tuple[str, str]] = {
     "base": ("", "msprobe msprobe.errors"),
     "leaves": (
         "",
-        "~ ~.callstack ~.describe ~.device ~.filters ~.flusher ~.gate ~.interrupts ~.names"
-        " ~.patches ~.quiet ~.unseen ~.api_dump ~.module_dump",
+        "~ ~.callstack ~.coverage ~.describe ~.device ~.filters ~.flusher ~.gate ~.interrupts"
+        " ~.names ~.patches ~.quiet ~.unseen ~.api_dump ~.module_dump",
     ),
-    "graph": ("", "~.edges ~.gradients"),
+    "graph": ("", "~.edges ~.passes ~.gradients"),
     "configuration": (
         "base",
         "~.config_values ~.config_file ~.config_keys ~.config ~.arguments ~.reload",

@@ -213,3 +213,25 @@ def test_windows_in_another_thread_leave_the_handler_alone(tmp_path: Path) -> No
     assert errors == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(read_dump(tmp_path).data) > 5
+
+
+def test_second_interrupt_comes_through_a_block_within_a_block() -> None:
+    """step() calls stop(): both wait, and one further Ctrl-C is enough for both."""
+    with interrupts_wait(), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupt_in_a_block_within_a_block_waits_for_the_outer_one() -> None:
+    done = []
+
+    @interrupts_wait()
+    def outer() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+        done.append("behind the inner block")
+
+    with pytest.raises(KeyboardInterrupt):
+        outer()
+    assert done

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import msprobe
 import window_growth
 from helpers import debugger, read_dump
 from msprobe.pytorch import PrecisionDebugger
-from recorded import LEVELS, read_data
+from recorded import LEVELS, our_frames, read_data
 from window_growth import WINDOWS, Alive
 
 PACKAGE = str(Path(msprobe.__file__).parent)
@@ -297,22 +296,6 @@ def written_bytes() -> int:
     return int(dict(line.split(": ") for line in lines)["wchar"])
 
 
-def our_frames(function: Callable[[], Any]) -> int:
-    entered = 0
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal entered
-        entered += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return entered
-
-
 @pytest.mark.parametrize(
     ("windows", "calls"), [(1, 5000), (500, 10)], ids=["one window", "500 windows"]
 )
@@ -341,7 +324,7 @@ def cost_of_a_record(path: Path, windows: int, calls: int) -> tuple[float, float
             watcher.stop()
 
     before = written_bytes()
-    frames = our_frames(run)
+    frames = our_frames(run).total()
     watcher.step()
     PrecisionDebugger._instance = None
     records = windows * calls

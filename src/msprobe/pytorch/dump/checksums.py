@@ -12,13 +12,14 @@ import torch
 from .deferred import TORCH_ERRORS, CannotMeasure, Deferred, current_stream, reason
 from .pieces import FREED, is_freed, memory_of, pieces
 
-_crc32: Callable[[Any, int], int]
+fast_crc32: Any = None
 try:  # the optional extra "fast": the same values, about seven times as fast
     from isal import isal_zlib
 
-    _crc32 = isal_zlib.crc32
+    fast_crc32 = isal_zlib.crc32
 except ImportError:
-    _crc32 = zlib.crc32
+    pass
+_crc32: Callable[[Any, int], int] = fast_crc32 or zlib.crc32
 
 # Bound at import: these names are patched while a window is open.
 _bitwise_xor = torch.bitwise_xor

@@ -1,25 +1,23 @@
 """How to hear of a gradient through the existing autograd graph (the only autograd code).
 
-No node is inserted and no tensor is touched, so training stays bit-equal. Before a call `watch`
+No node is inserted and no tensor is touched, so training stays bit-equal. Before a call a `Watch`
 remembers where each input hangs in the graph; after it `attach` finds, among the nodes the call
 made, those that own an edge to an input, and hooks them. One function serves APIs and modules.
 
-A hook closure never refers to a node that can reach the node it is registered on: such a cycle
+A hook never refers to a node that can reach the node it is registered on: such a cycle
 runs through C++ and the garbage collector could not free it.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from .edges import Watch, accumulator, owners
+from .passes import Passes
 
-_engine: Any = torch.autograd.Variable._execution_engine
 _add = torch.add
 _OfUser: Any = torch.autograd.function.BackwardCFunction
 graph_task: Any = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torch >= 2.1
@@ -42,85 +40,6 @@ class Listener(Protocol):
 
     def done(self) -> None:
         """All gradients that this backward pass brings have arrived."""
-
-
-class Finisher(Protocol):
-    """What collects gradients over one backward pass."""
-
-    def finish(self, task: int) -> None:
-        """The pass ``task`` has ended: report what has arrived."""
-
-
-class Orphans:
-    """Hooks of things that are gone, to be taken out at the next occasion.
-
-    The callback of each weak reference is a function in C. Python throws away what a signal raises
-    within a finalizer or a callback in Python: Ctrl-C would be lost, and it likes to come there,
-    since signals wait while much is let go of.
-    """
-
-    def __init__(self) -> None:
-        self._gone: list[Any] = []
-        self._handles: dict[Any, dict[str, Any]] = {}
-
-    def watch(self, thing: Any, handles: dict[str, Any]) -> None:
-        """Remove what is in ``handles`` once ``thing`` is gone."""
-        self._handles[weakref.ref(thing, self._gone.append)] = handles
-
-    def remove(self) -> None:
-        """Take out the hooks of what is gone by now."""
-        while self._gone:
-            for handle in self._handles.pop(self._gone.pop(), {}).values():
-                handle.remove()
-
-
-class Passes:
-    """The backward passes that are running, with those that still wait for gradients."""
-
-    def __init__(self) -> None:
-        self.orphans = Orphans()
-        self._open: dict[int, list[Finisher]] = {}
-        self._last: dict[int, list[Finisher]] = {}
-        self._lock = threading.Lock()
-
-    def join(self, graph_task: int, backward: Finisher) -> None:
-        """Have ``backward`` finished at the end of this pass at the latest."""
-        with self._lock:
-            waiting = self._open.get(graph_task)
-            if waiting is None:
-                waiting = self._open[graph_task] = []
-                _engine.queue_callback(lambda: self._end(graph_task))
-            waiting.append(backward)
-
-    def join_last(self, graph_task: int, finisher: Finisher) -> None:
-        """Have ``finisher`` finished after whatever else waits for the end of this pass."""
-        with self._lock:
-            self._last.setdefault(graph_task, []).append(finisher)
-
-    def _end(self, graph_task: int) -> None:
-        with self._lock:
-            waiting = self._open.pop(graph_task, [])
-        for backward in waiting:
-            backward.finish(graph_task)
-        # DDP and FSDP reduce in callbacks of their own that are queued by now. A callback that
-        # is queued while they run comes after them.
-        if graph_task in self._last:
-            _engine.queue_callback(lambda: self._end_last(graph_task))
-
-    def _end_last(self, graph_task: int) -> None:
-        with self._lock:
-            waiting = self._last.pop(graph_task, [])
-        for finisher in waiting:
-            finisher.finish(graph_task)
-
-    def finish_all(self) -> None:
-        """Finish what a backward that raised has left open: its end is never called back."""
-        with self._lock:
-            left = [*self._open.items(), *self._last.items()]
-            self._open, self._last = {}, {}
-        for graph_task, waiting in left:
-            for backward in waiting:
-                backward.finish(graph_task)
 
 
 class Backward:
@@ -236,8 +155,8 @@ class Backward:
         self.listener.done()
 
 
-# Hooks: one small object each instead of closures, partials and bound methods. A step makes two
-# for each call and keeps them until backward; the garbage collector walks through them meanwhile.
+# Hooks: one small object each instead of closures, partials and bound methods. A step keeps
+# them until backward, and the garbage collector walks through them meanwhile.
 
 
 class _Entering:

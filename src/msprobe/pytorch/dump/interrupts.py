@@ -15,9 +15,13 @@ def interrupts_wait() -> Iterator[list[Any]]:
     """SIGINT within the block is handled at its end; a second one at once, for a disk that hangs.
 
     Yields a list that is not empty once one has come. Only in the main thread, where Python
-    handles signals, and where the handler is a function.
+    handles signals, and where the handler is a function. A block within a block adds nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
+    around = getattr(handler, "came", None)
+    if around is not None:
+        yield around
+        return
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield []
         return
@@ -28,6 +32,7 @@ def interrupts_wait() -> Iterator[list[Any]]:
         if len(came) > 1:
             handler(number, frame)
 
+    note.came = came  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, note)
     try:
         yield came

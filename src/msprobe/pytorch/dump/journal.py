@@ -135,10 +135,9 @@ class Journal:
             finally:
                 self._measuring.release()
 
-    def _settle(self) -> int:
+    def _settle(self) -> None:
         """Fill in all values that are not on a device; make text of the records that waited.
 
-        Returns how many records at the head of `_done` have all values but those on a device.
         Interrupted anywhere (Ctrl-C) it can be done again: nothing is taken out before it is used.
         """
         end = len(self._done)  # before the values: those of these records are in their queue
@@ -156,7 +155,6 @@ class Journal:
                 if type(record) is not bytes:
                     self._done[place] = name, self._text(name, record)
             self._texts = end
-        return end
 
     def _text(self, name: str, record: Any) -> bytes:
         try:
@@ -241,7 +239,7 @@ class Journal:
     def _take(self) -> list[tuple[str, Any]]:
         """The records that are complete, with all their values."""
         with self._measuring:
-            end = self._settle()
+            end = len(self._done)  # before the values, as in `_settle`
             self.read_back()
             self._texts = max(self._texts - end, 0)
             return [self._done.popleft() for _ in range(end)]

@@ -21,15 +21,8 @@ from typing import Any
 
 import torch
 
+from .checksums import fast_crc32
 from .pieces import memory_of
-
-_fast_crc32: Any = None
-try:  # the optional extra "fast"
-    from isal import isal_zlib
-
-    _fast_crc32 = isal_zlib.crc32
-except ImportError:
-    pass
 
 # Bound at import: these names are patched while a window is open.
 _is_conj = torch.Tensor.is_conj
@@ -79,7 +72,7 @@ def save(tensor: torch.Tensor, fd: int) -> int:
         return _save_by_torch(tensor, fd)
     data = memory_of(tensor)
     shell = _shell(storage, tuple(tensor.shape), len(data))
-    crc = _fast_crc32(data) if _fast_crc32 else 0
+    crc = fast_crc32(data) if fast_crc32 else 0
     return _write(fd, [shell.before(crc), data, shell.after(crc)])
 
 

@@ -9,14 +9,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import copies, gradients, tasks
+from . import copies, tasks
 from .background import Background
 from .call import Call
 from .config import DumpConfig, Level
+from .coverage import Coverage
 from .describe import Entry, OnTensor, TensorEntry, describe
 from .filters import Names, Selection
 from .gate import ThreadState
 from .journal import Journal
+from .passes import Passes
 from .quiet import autocast, dispatch_modes, function_modes, quiet, subclass_functions_off
 from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
@@ -37,7 +39,7 @@ class StepRun:
         config: DumpConfig,
         writer: Writer,
         thread: ThreadState,
-        passes: gradients.Passes,
+        passes: Passes,
         wake: Callable[[StepRun], None],
     ) -> None:
         self.config = config
@@ -52,9 +54,7 @@ class StepRun:
         self.step = 0
         self.begun = 0.0  # time.monotonic() at the first start() of the step
         self.rank: int | None = None
-        self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
-        self.fused: set[str] = set()  # modules whose fused kernel a hook would switch off
-        self.hooked: dict[Any, type] = {}  # modules that could have run → their class
+        self.coverage = Coverage()
         self.kept_nodes: list[Any] = []  # accumulators of leaves given to save()
         self.parameter_groups: dict[str, weakref.ref[Any]] = {}  # module → its ParameterGroup
         self.task = tasks.TASKS[config.task]
@@ -321,30 +321,7 @@ class StepRun:
         finally:
             thread.inside, thread.off, thread.autocast = inside, off, False
 
-    # ---- what is missing ----------------------------------------------------------------------
-
-    def may_run(
-        self, parts: Sequence[tuple[int | None, str, Any]], fused: Sequence[str]
-    ) -> None:
-        """Modules that are recorded if they run, and those that are left to fused kernels."""
-        self.hooked.update({(index, fqn): type(module) for index, fqn, module in parts})
-        self.fused.update(fused)
-
-    def missing(self) -> dict[str, list[str]]:
-        """What was asked for and not recorded: see coverage.json."""
-        base = torch.nn.Module.forward  # a container without a forward can not be called
-        never = [
-            key
-            for key, kind in self.hooked.items()
-            if key not in self.called and kind.forward is not base  # type: ignore[attr-defined]
-        ]
-        unmet = self.selection.unmet()
-        unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
-        return {
-            "modules_never_called": [f if i is None else f"{i}.{f}" for i, f in never],
-            "modules_left_to_fused_kernels": sorted(self.fused),
-            "selection_unmatched": unmet,
-        }
+    # ---- the end -----------------------------------------------------------------------------
 
     def forget(self) -> None:
         """In a forked child: the files are the parent's, whatever gradients still arrive here."""
@@ -358,23 +335,12 @@ class StepRun:
                 self.journal.incomplete[call.forward] = _NOT_RETURNED
                 self.give_up(call)
         self.kept_nodes = []
-        missing = self.missing()
-        never = missing["modules_never_called"]
-        said = list(missing["selection_unmatched"])
-        if len(never) == 1:
-            said.append(f"1 module was never called ({never[0]})")
-        elif never:
-            first = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
-            said.append(f"{len(never)} modules were never called ({first})")
-        if self.fused:
-            first = ", ".join(sorted(self.fused)[:3])
-            said.append(
-                f"{len(self.fused)} TransformerEncoderLayer in eval mode ({first}): a hook would"
-                " switch torch's fused kernel off and change the results"
-            )
+        unmet = self.selection.unmet()
+        unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
+        said = [*unmet, *self.coverage.said()]
         if said:
             self.writer.log("not recorded", "; ".join(said))
-        self.journal.close({**missing, **notes})
+        self.journal.close({**self.coverage.missing(), "selection_unmatched": unmet, **notes})
 
 
 class _Nowhere:

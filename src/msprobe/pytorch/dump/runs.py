@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import device, gradients
+from . import device
 from .config import DumpConfig
 from .flusher import Flusher
 from .gate import ThreadState
+from .passes import Passes
 from .run import StepRun
 from .tasks import TASKS
 from .verdicts import Bench, has_overflow, read_bench
@@ -26,7 +27,7 @@ class Runs:
     """One `StepRun` for each dump_path of the step: the path may change between two windows."""
 
     def __init__(
-        self, thread: ThreadState, passes: gradients.Passes, end: Callable[[str], None]
+        self, thread: ThreadState, passes: Passes, end: Callable[[str], None]
     ) -> None:
         self._thread = thread
         self._passes = passes

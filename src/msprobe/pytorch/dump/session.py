@@ -10,14 +10,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.data import get_worker_info
 
 from msprobe.errors import ConfigError
 
-from . import device, gradients, unseen
+from . import device, unseen
 from .api_dump import ops, wrap
 from .api_dump.collectives import Works, work_patch
 from .api_dump.custom import CustomApis, triton_patch
@@ -29,6 +29,7 @@ from .gate import Gate
 from .interrupts import interrupts_wait
 from .module_dump.focus import Focus
 from .module_dump.hooks import named_parts
+from .passes import Passes
 from .reload import ConfigFile
 from .run import StepRun
 from .runs import Runs, folder_of
@@ -39,7 +40,10 @@ from .window import Window
 _logger = logging.getLogger("msprobe")
 
 
-def _one_at_a_time(method: Callable[..., Any]) -> Any:
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: Method) -> Method:
     """Threads that open and close windows wait for each other."""
 
     @functools.wraps(method)
@@ -47,7 +51,7 @@ def _one_at_a_time(method: Callable[..., Any]) -> Any:
         with self._life:
             return method(self, *args, **kwargs)
 
-    return alone
+    return alone  # type: ignore[return-value]
 
 
 class Session:
@@ -78,7 +82,7 @@ class Session:
         recorded = config.level in (Level.L1, Level.MIX) and not off
         self._unseen = unseen.Counting(self.gate) if recorded and unseen.wanted() else None
         self._file = ConfigFile(config, load)
-        self._runs = Runs(self.gate.thread, gradients.Passes(), self._end_collecting)
+        self._runs = Runs(self.gate.thread, Passes(), self._end_collecting)
         self._wrappers: list[tuple[Any, str, Any]] = []
         self._loaded_late: list[str] = []  # modules with functions of the table, when it was read
         self.focus = Focus(self.gate)
@@ -157,7 +161,7 @@ class Session:
         if config.level != Level.L1:
             parts, fused = named_parts(models, listed)
             if self.run is not None:
-                self.run.may_run(parts, fused)
+                self.run.coverage.may_run(parts, fused)
             self.window.open_modules(parts)
         if self._unseen is not None:
             self._unseen.enter()

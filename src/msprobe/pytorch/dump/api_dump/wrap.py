@@ -125,7 +125,7 @@ class OpenWrapper(Wrapper):
             return self.original(*args, **kwargs)
         thread.collective = True
         try:
-            return record_open_call(self, gate, args, kwargs)
+            return record_call(self, gate, args, kwargs, hides=False)
         finally:
             thread.collective = False
 
@@ -142,14 +142,19 @@ def wrap(original: Any, base: str, gate: Gate, family: Any = Wrapper) -> Wrapper
     return _class_for(kind, family)(original, base, gate)
 
 
-def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
-    """Make one call and record it. The user's exceptions pass; ours stay in the log."""
+def record_call(
+    wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any, *, hides: bool = True
+) -> Any:
+    """Make one call and record it. The user's exceptions pass; ours stay in the log.
+
+    ``hides``: what the function calls is not recorded.
+    """
     run, thread = gate.run, gate.thread
     assert run is not None
     stem = f"{wrapper.base}.{run.count(wrapper.base)}"
     forward = stem + ".forward"
     call = Call(run, wrapper.base, forward, stem + ".backward", run.parent(thread), wrapper)
-    thread.inside = True
+    thread.inside = hides
     try:
         run.guard(forward, recording.begin, call, args, kwargs)
         try:
@@ -165,24 +170,6 @@ def record_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
         return result
     finally:
         thread.inside = False
-
-
-def record_open_call(wrapper: Wrapper, gate: Gate, args: Any, kwargs: Any) -> Any:
-    """As `record_call`, but what the function calls is recorded as well."""
-    run = gate.run
-    assert run is not None
-    stem = f"{wrapper.base}.{run.count(wrapper.base)}"
-    forward = stem + ".forward"
-    parent = run.parent(gate.thread)
-    call = Call(run, wrapper.base, forward, stem + ".backward", parent, wrapper)
-    run.guard(forward, recording.begin, call, args, kwargs)
-    try:
-        result = wrapper.original(*args, **kwargs)
-    except BaseException:
-        run.guard(forward, recording.fail, call)
-        raise
-    run.guard(forward, recording.finish, call, result)
-    return result
 
 
 def _is_bound(function: Any) -> bool:

@@ -49,7 +49,7 @@ class ModuleHook:
         forward, backward = module_records(base, run.count(base))
         call = Call(run, base, forward, backward, run.module_parent(thread))
         call.raised = sys.exc_info()[1]
-        run.called.add((self.index, self.fqn))
+        run.coverage.called.add((self.index, self.fqn))
         thread.modules.append(call)
         run.guard(forward, recording.begin, call, args, kwargs)
         if call.seen is not None and module._parameters:
@@ -103,7 +103,7 @@ class HookPair:
     def __init__(
         self, module: nn.Module, hook: ModuleHook, died: Callable[[Any], None] | None = None
     ) -> None:
-        # ``died`` is a function in C: see `gradients.Orphans`.
+        # ``died`` is a function in C: see `passes.Orphans`.
         self.module = weakref.ref(module, died)
         self.hook = hook
         before, after = Hook(hook.before), Hook(hook.after)
@@ -197,7 +197,7 @@ class ParameterGroup:
     Recorded is ``parameter.grad`` at the end of the backward pass: with what earlier passes have
     left there, and after DDP or FSDP have reduced it. Lives as long as a graph that a recorded
     call of the module has made: the calls refer to it, the graph to the calls. Its hooks are
-    removed soon after (`gradients.Orphans`).
+    removed soon after (`passes.Orphans`).
     """
 
     __slots__ = (
