@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -278,6 +279,35 @@ def test_part_of_a_name_shows_every_match_up_to_the_limit(
     assert text.count("step0/rank0   ") == 2
     assert "... and 4 more in step0/rank0 (--limit 0 shows all)" in text
     assert "6 records with 'forward' in the name" in text
+
+
+ORDERS = [
+    order
+    for order in itertools.permutations(["DIR", "linear.0", "--json", "--step 0"])
+    if order.index("DIR") < order.index("linear.0")
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
+def test_options_stand_before_between_and_after_folder_and_name(
+    order: tuple[str, ...], ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = " ".join(order).replace("DIR", str(ours)).split()
+    [found] = json.loads(shown(capsys, *arguments))
+    assert found["record"] == OURS["Functional.linear.0.forward"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["show DIR --json linear.0 log", "show DIR linear.0 --json log", "show DIR --jsn linear.0",
+     "show DIR linear.0 --jsn", "check DIR --json linear.0"],
+)
+def test_arguments_too_many_exit_with_2_and_are_named(
+    arguments: str, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.replace("DIR", str(ours)).split())
+    assert re.search(r"unrecognized arguments: .*(log|--jsn|linear\.0)", capsys.readouterr().err)
 
 
 def test_name_without_match_says_so(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a dump may hold text that no encoding can write
             stream.reconfigure(errors="backslashreplace")
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
@@ -88,6 +88,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(arguments: argparse.Namespace, why: str) -> int:
     print(f"msprobe {arguments.command}: {why}", file=sys.stderr)
     return NO_ANSWER
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, left = parser.parse_known_args(argv)
+    # argparse gives up on a name that may be missing as soon as it has DIR and sees an option.
+    if len(left) == 1 and not left[0].startswith("-") and vars(arguments).get("name", "") is None:
+        arguments.name = left.pop()
+    if left:
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
