@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,10 +13,6 @@ import torch
 
 from helpers import debugger, read_dump, read_json
 from msprobe.pytorch import PrecisionDebugger, seed_all
-
-
-def unknown_key(folder: Path) -> None:
-    debugger(folder, top={"leve": 1})
 
 
 def second_construction(folder: Path) -> None:
@@ -41,12 +38,30 @@ def test_warning_names_the_line_of_the_user(
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_warning_about_the_configuration_names_the_line_of_the_construction(
+@pytest.mark.parametrize("action", ["ignore", "error"])
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"leve": 1}, "'leve' (did you mean 'level'?): ignored"),
+        ({"task": "structure", "level": "L1"}, "mix is used"),
+        ({"statistics": {"overflow_nums": 4}}, "'overflow_nums' has no effect"),
+        ({"statistics": {"slice": [{"begin": 5, "end": 2}]}}, "selects nothing"),
+        ({"task": "tensor", "async_dump": True}, "'async_dump' with task tensor"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_warning_about_the_configuration_is_logged_whatever_the_script_does_to_warnings(
+    action: Literal["ignore", "error"],
+    config: dict[str, object],
+    said: str,
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.warns(UserWarning, match="leve") as caught:
-        unknown_key(tmp_path)
-    assert caught[0].filename.startswith(str(Path(__file__).parent))
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)
+        PrecisionDebugger({"dump_path": str(tmp_path), **config})
+    (message,) = caplog.messages
+    assert said in message
 
 
 def test_every_saved_value_and_gradient_counts_as_a_record(

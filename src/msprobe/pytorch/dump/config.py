@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from msprobe.errors import ConfigError, warn_user
+from msprobe.errors import ConfigError
 from msprobe.pytorch.dump.config_file import check_dump_path, read_config
 from msprobe.pytorch.dump.config_keys import (
     DEFAULTS,
@@ -36,6 +37,7 @@ __all__ = [
     "reference_table",
 ]
 
+_logger = logging.getLogger("msprobe")
 # Keys at any place that published configurations hold and that mean nothing here.
 TOLERATED_KEYS = {
     "check_mode": "overflow_check of older versions",
@@ -72,8 +74,8 @@ def load_config(
 
     `config_path`: path, dict of the same shape as the JSON, or None or "" for the packaged
     `msprobe/config.json`. null stands for the default everywhere. Raises `ConfigError` for any
-    bad content, existence of `dump_path` aside (`check_dump_path`); warns of unknown keys and of
-    keys without effect.
+    bad content, existence of `dump_path` aside (`check_dump_path`); tells the logger of unknown
+    keys and of keys without effect.
     Example: ``load_config({"statistics": {"list": ["relu"]}}, level="mix", step=[0, "4-6"])``.
     """
     content, source = read_config(config_path)
@@ -94,8 +96,8 @@ def load_config(
     _check_scope(config)
     _check_modes(config)
     _check_directories(config)
-    for note in notes:
-        warn_user(f"{source}: {note}")
+    for note in notes:  # not `warnings`: training scripts often ignore those, or raise them
+        _logger.warning("%s: %s", source, note)
     return config
 
 
