@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 _MAX_FILE_NAME = 255  # bytes: the limit of ext4, xfs, NTFS and APFS
+_STEM = re.compile(
+    r"\.\d+\.(forward|backward)\.|\.(forward|backward|parameters_grad)\.\d+\."
+    r"|\.\d+\.debug(\.|$)|~[0-9a-f]{8}$"  # the last: the CRC-32 of `file_name`
+)
 
 
 def module_records(base: str, n: int) -> tuple[str, str]:
@@ -44,3 +49,9 @@ def file_name(path: str, suffix: str = ".pt") -> str:
     mark = f"~{zlib.crc32(path.encode('utf-8', 'surrogatepass')):08x}"
     room = _MAX_FILE_NAME - len(suffix) - len(mark)
     return encoded[:room].decode("utf-8", "ignore") + mark + suffix
+
+
+def may_be_ours(file: str) -> bool:
+    """Whether a file has a name that `file_name` gives to a value of some record."""
+    stem, _, suffix = file.rpartition(".")
+    return suffix in ("pt", "npy") and _STEM.search(stem) is not None

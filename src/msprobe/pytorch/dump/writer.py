@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import jsonfile, ptfile
-from .names import file_name
+from .names import file_name, may_be_ours
 
 _logger = logging.getLogger("msprobe")
 _JSON = ("dump.json", "stack.json", "construct.json", "debug.json", "coverage.json")
@@ -253,8 +253,7 @@ def _empty(folder: str, *, quiet: bool = False) -> None:
     if os.path.islink(tensors):
         os.unlink(tensors)
     if os.path.isdir(tensors):
-        names = [n for n in os.listdir(tensors) if n.endswith((".pt", ".npy"))]
-        old += [os.path.join(_TENSORS, name) for name in names]
+        old += [os.path.join(_TENSORS, n) for n in os.listdir(tensors) if may_be_ours(n)]
     for name in old:
         os.unlink(os.path.join(folder, name))
     if old and not quiet:
