@@ -142,8 +142,8 @@ def _write(run: StepRun, notes: Mapping[str, Any]) -> None:
             "%s is at %s (%d record%s, %s, %.1f s from start to step)",
             run.writer.main_file,
             os.path.dirname(run.writer.shown),
-            run.journal.records,
-            "" if run.journal.records == 1 else "s",
+            run.writer.records,
+            "" if run.writer.records == 1 else "s",
             _readable(run.writer.size_bytes()),
             time.monotonic() - run.begun,
         )

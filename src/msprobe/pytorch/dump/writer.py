@@ -67,7 +67,9 @@ class Writer:
         self._frames: dict[Any, tuple[str, ...]] = {}  # stack key → frames as text
         self._stack_entries = 0
         self._compacted_bytes = 0  # length of stack.json when it was last written in compact form
+        self._final = 0  # records that no later `append` writes over
         self.bytes_in_tensors = 0
+        self.records = 0  # in the main file as it is on disk
 
     def _head(self) -> str:
         return jsonfile.encode(self._header)[:-1] + ', "data": {'
@@ -87,6 +89,8 @@ class Writer:
         if self._stack is not None and stacks:
             self._append_stacks(stacks, render)
         self._data.append(records, running)
+        self._final += len(records)
+        self.records = self._final + len(running)
 
     def _append_stacks(
         self, stacks: Sequence[tuple[str, Any]], render: Callable[[Any], list[str]]
