@@ -89,12 +89,11 @@ class Patches:
             index = _latest(self._installed, owner, attr)
             if index is None:
                 return False
-            patch = self._installed.pop(index)
-            if _take_out(patch):
-                return True
-            self._covered.append(patch)
-        _warn_covered([patch])
-        return False
+            left: list[_Patch] = []
+            _take_out([self._installed.pop(index)], [], left)
+            self._covered += left
+        _warn_covered(left)
+        return not left
 
     def restore(self) -> None:
         """Bring every original back, last patch first. A second call does nothing.
@@ -104,11 +103,10 @@ class Patches:
         """
         with self._lock:
             covered: list[_Patch] = []
-            while self._installed:  # one by one: Ctrl-C may come anywhere, and restore() again
-                if not _take_out(self._installed[-1]):
-                    covered.append(self._installed[-1])
-                self._installed.pop()
-            self._covered = covered + [p for p in self._covered if not _take_out(p)]
+            _take_out(self._installed, [], covered)
+            still: list[_Patch] = []
+            _take_out(self._covered[::-1], [], still)
+            self._covered = covered + still
             self._lifted = []
         _warn_covered(covered)
 
@@ -131,14 +129,8 @@ class Patches:
             self._lifts += 1
             if self._lifts > 1:
                 return
-            left = []
-            while self._installed:
-                patch = self._installed[-1]
-                if _take_out(patch):
-                    self._lifted.append(patch)
-                else:
-                    left.append(patch)
-                self._installed.pop()
+            left: list[_Patch] = []
+            _take_out(self._installed, self._lifted, left)
             self._installed = left[::-1]
             self._lifted.reverse()
 
@@ -176,11 +168,9 @@ class Patches:
             # Noted first: whatever interrupts this, `restore` knows what may be in place.
             self._installed += planned
             try:
-                for patch in planned:
-                    _put_in(patch)
+                _put_in(*planned)
             except Exception:
-                for patch in reversed(planned):
-                    _take_out(patch)
+                _take_out(list(planned), [], [])
                 del self._installed[-len(planned) :]
                 raise
 
@@ -204,9 +194,7 @@ def plan(items: Iterable[tuple[Any, str, Any]]) -> list[_Patch]:
 
 def is_current(planned: list[_Patch]) -> bool:
     """Whether everything that a plan is to replace is still there."""
-    return all(
-        read.get(attr, _ABSENT) is original for _, read, attr, original, _ in planned
-    )
+    return all(read.get(attr, _ABSENT) is original for _, read, attr, original, _ in planned)
 
 
 def _latest(patches: list[_Patch], owner: Any, attr: str) -> int | None:
@@ -218,30 +206,32 @@ def _latest(patches: list[_Patch], owner: Any, attr: str) -> int | None:
     return None
 
 
-def _put_in(patch: _Patch) -> None:
-    place, read, attr, _, new = patch
-    if place is None:
-        read[attr] = new
-    else:
-        setattr(place, attr, new)
-
-
-def _take_out(patch: _Patch) -> bool:
-    """Undo `patch` unless somebody else has set the attribute; say whether that is done."""
-    place, read, attr, original, new = patch
-    current = read.get(attr, _ABSENT)
-    if current is not new:
-        return current is original
-    if original is _ABSENT:
+def _put_in(*patches: _Patch) -> None:
+    for place, read, attr, _, new in patches:
         if place is None:
-            del read[attr]
+            read[attr] = new
         else:
-            delattr(place, attr)
-    elif place is None:
-        read[attr] = original
-    else:
-        setattr(place, attr, original)
-    return True
+            setattr(place, attr, new)
+
+
+def _take_out(patches: list[_Patch], undone: list[_Patch], left: list[_Patch]) -> None:
+    """Undo all, last first. Each moves to ``undone``; to ``left`` if somebody else has set it."""
+    while patches:  # one by one: Ctrl-C may come anywhere, and somebody calls again
+        patch = patches[-1]
+        place, read, attr, original, new = patch
+        current = read.get(attr, _ABSENT)
+        if current is new:
+            if original is _ABSENT:
+                if place is None:
+                    del read[attr]
+                else:
+                    delattr(place, attr)
+            elif place is None:
+                read[attr] = original
+            else:
+                setattr(place, attr, original)
+        (left if current is not new and current is not original else undone).append(patch)
+        patches.pop()
 
 
 def _warn_covered(patches: list[_Patch]) -> None:

@@ -28,7 +28,7 @@ from .config_keys import filters_in
 from .gate import Gate
 from .interrupts import interrupts_wait
 from .module_dump.focus import Focus
-from .module_dump.hooks import named_parts
+from .module_dump.hooks import named_modules, named_parts
 from .passes import Passes
 from .reload import ConfigFile
 from .run import StepRun
@@ -152,14 +152,16 @@ class Session:
         config = self.config
         further = self.window.is_open
         self.window.is_open = True  # from here on there is something to take back
+        named = [named_modules(model) for model in models]
+        modules = [module for each in named for _, module in each.values()]
         if config.level != Level.L0 and further:
-            self.window.rebind(models)  # a further model in the same window
+            self.window.rebind(modules)  # a further model in the same window
         elif config.level != Level.L0:
             builtin = self._builtin_wrappers()
             custom = [*triton_patch(self.gate), *self.custom.wrappers()]
-            self.window.open_apis(builtin, custom, models, config.level == Level.MIX)
+            self.window.open_apis(builtin, custom, modules, config.level == Level.MIX)
         if config.level != Level.L1:
-            parts, fused = named_parts(models, listed)
+            parts, fused = named_parts(named, listed)
             if self.run is not None:
                 self.run.coverage.may_run(parts, fused)
             self.window.open_modules(parts)

@@ -145,9 +145,25 @@ def _take_out(hook: Any, hooks: dict[int, Any], *flags: dict[int, Any]) -> None:
 
 
 Part = tuple[int | None, str, nn.Module]
+Named = dict[int, tuple[str, nn.Module]]  # id of a module → its first name in a model, and itself
 
 
-def named_parts(models: list[nn.Module], listed: bool) -> tuple[list[Part], list[str]]:
+def named_modules(model: nn.Module) -> Named:
+    """`nn.Module.named_modules`, in the same order, in a fifth of its time."""
+    named: Named = {id(model): ("", model)}
+    _add_named(model, "", named)
+    return named
+
+
+def _add_named(module: nn.Module, prefix: str, named: Named) -> None:
+    for name, part in module._modules.items():
+        if part is not None and id(part) not in named:
+            named[id(part)] = prefix + name, part
+            if part._modules:
+                _add_named(part, f"{prefix}{name}.", named)
+
+
+def named_parts(models: list[Named], listed: bool) -> tuple[list[Part], list[str]]:
     """(index, fqn, module) of every module below the models, and the names left out.
 
     The models themselves are not recorded. The index is that of the model in its list, None for a
@@ -157,31 +173,22 @@ def named_parts(models: list[nn.Module], listed: bool) -> tuple[list[Part], list
     """
     parts: list[Part] = []
     fused: list[str] = []
-    for number, model in enumerate(models):
+    special = torch.jit.ScriptModule, nn.TransformerEncoderLayer
+    for number, named in enumerate(models):
         index = number if listed else None
         inside = ""
-        named: dict[int, tuple[str, nn.Module]] = {}
-        _add_named(model, "", named)
         for fqn, module in named.values():
-            if not fqn or isinstance(module, torch.jit.ScriptModule):
+            if not fqn or (inside and fqn.startswith(inside)):
                 continue
-            if inside and fqn.startswith(inside):
-                continue
-            if _may_be_fused(module):
-                inside = fqn + "."
-                fused.append(fqn if index is None else f"{index}.{fqn}")
-                continue
+            if isinstance(module, special):
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue
+                if _may_be_fused(module):
+                    inside = fqn + "."
+                    fused.append(fqn if index is None else f"{index}.{fqn}")
+                    continue
             parts.append((index, fqn, module))
     return parts, fused
-
-
-def _add_named(module: nn.Module, fqn: str, named: dict[int, tuple[str, nn.Module]]) -> None:
-    """`nn.Module.named_modules`, in the same order, in a third of its time."""
-    named[id(module)] = fqn, module
-    prefix = fqn + "." if fqn else ""
-    for name, part in module._modules.items():
-        if part is not None and id(part) not in named:
-            _add_named(part, prefix + name, named)
 
 
 def _may_be_fused(module: nn.Module) -> bool:
