@@ -370,6 +370,34 @@ def waited_late(rank: int, folder: Path) -> Any:
     }
 
 
+def funcol_wait(tensor: Tensor) -> Any:
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+# how to wait for a result → that, without the function that torch itself waits with
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "wait_tensor": funcol_wait,
+    "its overload": lambda z: torch.ops._c10d_functional.wait_tensor.default(z),
+    "its old name": lambda z: torch.ops.c10d_functional.wait_tensor(z),
+    "of the tensor within": lambda z: funcol_wait(z.elem),
+    "of the tensor within, changed": lambda z: funcol_wait(z.elem).add_(1),
+}
+
+
+def waited_directly(rank: int, folder: Path) -> Any:
+    """Results that are waited for by the operator; in the second step one is not."""
+    debugger = watcher(folder, level="L1")
+    for step in range(2):
+        debugger.start()
+        results = [funcol.all_reduce(ours(rank), "sum", dist.group.WORLD) for _ in WAITS]
+        left = [funcol.all_reduce(ours(rank), "sum", dist.group.WORLD) for _ in range(step)]
+        for wait, result in zip(WAITS.values(), results, strict=True):
+            wait(result)
+        debugger.stop()
+        debugger.step()
+        _waited(left)
+
+
 FUNCOL = "Distributed._functional_collectives.all_reduce"
 
 
@@ -737,6 +765,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         functional,
         functional_each,
         waited_late,
+        waited_directly,
         functional_backward,
         gathered_columns,
         redistributed,

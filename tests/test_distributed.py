@@ -321,11 +321,38 @@ def test_result_is_described_when_somebody_waits_however_late(ran: Any) -> None:
         assert torch.equal(seen[rank]["never"], total + 6)
         assert (outputs[3]["Max"], outputs[3]["shape"]) == (None, [4])
         name = f"{FUNCTIONAL}all_reduce.3.forward"
-        assert dump.errors() == [
-            f"{name}.output.0: no numbers: nobody has waited for the collective"
-        ]
+        (line,) = dump.errors()
+        assert line.startswith(f"{name}.output.0: no numbers: nobody has waited for the collective")
         text = (dump.folder / "dump.json").read_text(encoding="utf-8")
         assert [text.count(f'"{name}": ') for name in dump.data] == [1] * len(dump.data)
+
+
+# what tells that a result is there: at once, or at stop() if no other is under way
+HEARD = {
+    "wait_tensor": (True, True),
+    "its overload": (True, True),
+    "its old name": (True, True),
+    "of the tensor within": (True, False),
+    "of the tensor within, changed": (False, False),
+}
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["all are waited for", "one is not"])
+@pytest.mark.parametrize("way", ranks.WAITS)
+def test_result_that_an_operator_has_waited_for_has_its_values_or_a_reason(
+    way: str, step: int, ran: Any
+) -> None:
+    _, folder = ran("waited_directly")
+    number = list(ranks.WAITS).index(way)
+    dump = rank_dump(folder, 0, step)
+    name = f"{FUNCTIONAL}all_reduce.{number}.forward"
+    (entry,) = dump.data[name]["output"]
+    reasons = [line for line in dump.errors() if line.startswith(f"{name}.output.0: no numbers: ")]
+    if HEARD[way][step]:
+        assert [entry["Min"], entry["Max"], reasons] == [10.0, 16.0, []]
+    else:
+        assert (entry["Min"], entry["Max"], len(reasons)) == (None, None, 1)
+        assert ("changed in place" in reasons[0]) == (step == 0)
 
 
 def test_output_of_a_row_parallel_layer_has_its_values(ran: Any) -> None:

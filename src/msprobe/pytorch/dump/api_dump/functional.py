@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +14,11 @@ from ..gate import ThreadState
 from .ops import FUNCTIONAL_COLLECTIVES
 
 _storage = torch.Tensor.untyped_storage
-_NOBODY = "no numbers: nobody has waited for the collective"
+_NOBODY = (
+    "no numbers: nobody has waited for the collective before stop(); use its result, or call"
+    " wait_tensor() on it, within the window"
+)
+_CHANGED = "no numbers: the result had been changed in place when we heard that it was there"
 
 
 class _Postponed(NamedTuple):
@@ -38,12 +43,13 @@ class _Postponed(NamedTuple):
         finally:
             self.result.completed = before
 
-    def give_up(self) -> None:
+    def give_up(self, is_there: bool) -> None:
         """The window closes: what is not there has no values. Nobody waits because of us."""
-        if self.result.completed and _version(self.result.elem) == self.version:
-            self.complete()  # a compiled region has waited
+        is_there = is_there or self.result.completed  # a compiled region has waited
+        if is_there and _version(self.result.elem) == self.version:
+            self.complete()
         else:
-            self.run.problem(self.path, _NOBODY)
+            self.run.problem(self.path, _CHANGED if is_there else _NOBODY)
             self.run.journal.release(self.path)
 
 
@@ -89,9 +95,10 @@ class Unwaited:
     def give_up(self) -> None:
         """At stop(): what nobody has waited for stays without values."""
         left, self._postponed = self._postponed, {}
-        for many in left.values():
-            for postponed in many:
-                postponed.give_up()
+        if left:
+            all_there = _all_waited_for()
+            for postponed in itertools.chain(*left.values()):
+                postponed.give_up(all_there)
 
 
 def async_tensor_patch(thread: ThreadState) -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -116,6 +123,13 @@ def async_tensor_patch(thread: ThreadState) -> list[tuple[Any, str, Callable[...
 def _address(tensor: Any) -> int:
     """Where the memory of a tensor begins: a view has that of its base."""
     return _storage(tensor).data_ptr()
+
+
+def _all_waited_for() -> bool:
+    """Whether no functional collective of this process is under way, whoever has waited."""
+    c10d: Any = sys.modules["torch._C._distributed_c10d"]
+    size: Any = getattr(c10d, "_get_work_registry_size", None)  # newer torch
+    return size is not None and size() == 0
 
 
 def _version(tensor: Any) -> int:
