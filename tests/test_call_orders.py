@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
-from msprobe.pytorch.dump.module_dump.hooks import named_modules, named_parts
+from msprobe.pytorch.dump.module_dump.hooks import hookable, named_modules
 from recorded import LEVELS, Net, batch, make_net, read_beside, read_data, step_names
 
 Data = dict[str, Any]
@@ -714,7 +714,7 @@ def test_modules_have_the_names_that_torch_gives_them() -> None:
     model = nn.Sequential(inner, shared, torch.jit.script(nn.ReLU()), nn.ModuleList([nn.ReLU()]))
     model.register_module("nothing", None)
     inner.parent = model
-    parts, _ = named_parts([named_modules(model)], listed=False)
+    parts, _ = hookable(named_modules([model], listed=False))
     expected = [
         (name, id(module))
         for name, module in model.named_modules()

@@ -28,7 +28,7 @@ from .config_keys import filters_in
 from .gate import Gate
 from .interrupts import interrupts_wait
 from .module_dump.focus import Focus
-from .module_dump.hooks import named_modules, named_parts
+from .module_dump.hooks import hookable, named_modules
 from .passes import Passes
 from .reload import ConfigFile
 from .run import StepRun
@@ -152,8 +152,8 @@ class Session:
         config = self.config
         further = self.window.is_open
         self.window.is_open = True  # from here on there is something to take back
-        named = [named_modules(model) for model in models]
-        modules = [module for each in named for _, module in each.values()]
+        parts = named_modules(models, listed)
+        modules = [module for _, _, module in parts]
         if config.level != Level.L0 and further:
             self.window.rebind(modules)  # a further model in the same window
         elif config.level != Level.L0:
@@ -161,10 +161,10 @@ class Session:
             custom = [*triton_patch(self.gate), *self.custom.wrappers()]
             self.window.open_apis(builtin, custom, modules, config.level == Level.MIX)
         if config.level != Level.L1:
-            parts, fused = named_parts(named, listed)
+            recorded, fused = hookable(parts)
             if self.run is not None:
-                self.run.coverage.may_run(parts, fused)
-            self.window.open_modules(parts)
+                self.run.coverage.may_run(recorded, fused)
+            self.window.open_modules(recorded)
         if self._unseen is not None:
             self._unseen.enter()
         return True

@@ -30,7 +30,7 @@ class Window:
         self.is_open = False
         self._handles: list[Any] = []
         self._extra: list[Any] = []
-        self._hooked: dict[int, tuple[nn.Module, HookPair]] = {}  # by the id of the module
+        self._hooked: dict[int, nn.Module] = {}  # id of a module → itself
         self._dead: list[Any] = []  # hooked modules that are gone
         self._pairs: dict[int, HookPair] = {}  # id of a module → its hooks, kept between windows
         self._plan: Any = None  # of the wrappers, kept between windows
@@ -102,7 +102,7 @@ class Window:
                 hook = ModuleHook(self._gate, index, fqn)
                 pair = pairs[key] = HookPair(module, hook, self._dead.append)
             pair.hook.index, pair.hook.fqn = index, fqn
-            hooked[key] = module, pair
+            hooked[key] = module
             pair.put_in(module)
 
     def _forget_dead(self) -> None:
@@ -129,8 +129,8 @@ class Window:
         self._gate.thread.area = None
 
     def _take_out_hooks(self) -> None:
-        for module, pair in self._hooked.values():
-            pair.take_out(module)
+        for key, module in self._hooked.items():
+            self._pairs[key].take_out(module)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -142,8 +142,8 @@ class Window:
         self._take_out_hooks()
 
     def _put_back(self) -> None:
-        for module, pair in self._hooked.values():
-            pair.put_in(module)
+        for key, module in self._hooked.items():
+            self._pairs[key].put_in(module)
         if self._areas:
             self._handles += area_hooks(self._gate.thread)
         # What a compiler has changed in torch is no business of the user's: no warning.

@@ -144,51 +144,56 @@ def _take_out(hook: Any, hooks: dict[int, Any], *flags: dict[int, Any]) -> None:
             table.pop(number, None)
 
 
-Part = tuple[int | None, str, nn.Module]
-Named = dict[int, tuple[str, nn.Module]]  # id of a module → its first name in a model, and itself
+Part = tuple[int | None, str, nn.Module]  # index of its model in the list or None, fqn, module
 
 
-def named_modules(model: nn.Module) -> Named:
-    """`nn.Module.named_modules`, in the same order, in a fifth of its time."""
-    named: Named = {id(model): ("", model)}
-    _add_named(model, "", named)
-    return named
+def named_modules(models: list[nn.Module], listed: bool) -> list[Part]:
+    """Every module of the models, as `nn.Module.named_modules` in a fifth of its time.
 
-
-def _add_named(module: nn.Module, prefix: str, named: Named) -> None:
-    for name, part in module._modules.items():
-        if part is not None and id(part) not in named:
-            named[id(part)] = prefix + name, part
-            if part._modules:
-                _add_named(part, f"{prefix}{name}.", named)
-
-
-def named_parts(models: list[Named], listed: bool) -> tuple[list[Part], list[str]]:
-    """(index, fqn, module) of every module below the models, and the names left out.
-
-    The models themselves are not recorded. The index is that of the model in its list, None for a
-    single model. Scripted modules take no hooks of this kind. A TransformerEncoderLayer in eval
-    mode takes none, nor do its parts: torch would leave its fused kernel, and the results would
-    be others. Level L1 and mix record the kernel itself.
+    The index is that of the model in its list, None for a single model.
     """
     parts: list[Part] = []
+    for number, model in enumerate(models):
+        index = number if listed else None
+        named: dict[int, Part] = {id(model): (index, "", model)}
+        _add_named(model, "", index, named)
+        parts += named.values()
+    return parts
+
+
+def _add_named(module: nn.Module, prefix: str, index: int | None, named: dict[int, Part]) -> None:
+    for name, part in module._modules.items():
+        if part is not None and id(part) not in named:
+            named[id(part)] = index, prefix + name, part
+            if part._modules:
+                _add_named(part, f"{prefix}{name}.", index, named)
+
+
+def hookable(parts: list[Part]) -> tuple[list[Part], list[str]]:
+    """Those of the `named_modules` that are recorded, and the names of those left to torch.
+
+    The models themselves are not recorded. Scripted modules take no hooks of this kind. A
+    TransformerEncoderLayer in eval mode takes none, nor do its parts: torch would leave its fused
+    kernel, and the results would be others. Level L1 and mix record the kernel itself.
+    """
+    recorded: list[Part] = []
     fused: list[str] = []
     special = torch.jit.ScriptModule, nn.TransformerEncoderLayer
-    for number, named in enumerate(models):
-        index = number if listed else None
-        inside = ""
-        for fqn, module in named.values():
-            if not fqn or (inside and fqn.startswith(inside)):
-                continue
-            if isinstance(module, special):
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue
-                if _may_be_fused(module):
-                    inside = fqn + "."
-                    fused.append(fqn if index is None else f"{index}.{fqn}")
-                    continue
-            parts.append((index, fqn, module))
-    return parts, fused
+    inside = ""
+    for part in parts:
+        index, fqn, module = part
+        if not fqn:
+            inside = ""  # the next model
+        elif inside and fqn.startswith(inside):
+            continue
+        elif not isinstance(module, special):
+            recorded.append(part)
+        elif _may_be_fused(module):
+            inside = fqn + "."
+            fused.append(fqn if index is None else f"{index}.{fqn}")
+        elif not isinstance(module, torch.jit.ScriptModule):
+            recorded.append(part)
+    return recorded, fused
 
 
 def _may_be_fused(module: nn.Module) -> bool:
