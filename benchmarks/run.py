@@ -16,6 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -163,7 +164,14 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args = arguments()
+    # What the workers write is deleted at the end: see `timing.Dumps.remove`.
+    with tempfile.TemporaryDirectory(prefix="bench_", ignore_cleanup_errors=True) as folder:
+        os.environ["BENCH_FOLDER"] = folder
+        measure_all(arguments())
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Run what is asked for and print the tables."""
     steps = ["--steps", "3", "--seconds", "0.3"] if args.quick else ["--steps", "7"]
     run = runner(args.peer_python, args.rounds or (2 if args.quick else 5))
     runner(args.peer_python, 1)("imported")  # compiles what is not compiled yet

@@ -133,7 +133,7 @@ def test_large_finite_elements_are_not_told_as_infinite(
     assert "no NaN or infinity in any statistic" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("in_background", [False, True], ids=["at once", "async_dump"])
+@pytest.mark.parametrize("in_background", [False, True], ids=["few wait", "async_dump"])
 def test_sparse_tensors_are_saved(in_background: bool, tmp_path: Path) -> None:
     top = {"async_dump": in_background}
     watcher = debugger(tmp_path, level="L1", task="tensor", top=top, list=["add"])

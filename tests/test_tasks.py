@@ -182,7 +182,7 @@ class InPlace(nn.Module):
         return h.transpose(1, 2)
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["at once", "async_dump"])
+@pytest.mark.parametrize("background", [False, True], ids=["few wait", "async_dump"])
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_every_checksum_is_that_of_the_bytes_in_the_file(
     level: str, background: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder

@@ -1,4 +1,4 @@
-"""async_dump: threads that write tensors while the training goes on."""
+"""Threads that write tensors while the training goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 _logger = logging.getLogger("msprobe")
 PROGRESS_S = 10.0  # between two lines that tell how far a long flush is
-LIMIT_BYTES = 512 << 20  # copies of tensors that wait; the training waits beyond this
+# Copies of tensors that wait; the training waits beyond this.
+LIMIT_BYTES = 64 << 20
+ASYNC_LIMIT_BYTES = 512 << 20  # with async_dump
 _THREADS = 2
 
 
@@ -18,7 +20,7 @@ class Background:
     """Jobs in the order they come, done by a few daemon threads, with a bound on their memory."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._jobs: deque[tuple[int, int, Callable[[], None]]] = deque()
         self._open: set[int] = set()  # numbers of the jobs that are not done
         self._given = 0
@@ -29,7 +31,7 @@ class Background:
     def submit(self, size_bytes: int, job: Callable[[], None]) -> None:
         """Have ``job`` done; waits while too many bytes are waiting. A job must not raise."""
         with self._changed:
-            while self._bytes and self._bytes + size_bytes > self._limit:
+            while self._bytes and self._bytes + size_bytes > self.limit_bytes:
                 self._changed.wait()
             self._bytes += size_bytes
             self._given += 1

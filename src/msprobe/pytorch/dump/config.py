@@ -205,8 +205,8 @@ def _advice(config: DumpConfig) -> list[str]:
     saves_all = config.task == "tensor" and config.level is not Level.DEBUG and not config.names
     if config.async_dump and saves_all:
         notes.append(
-            "'async_dump' with task tensor and an empty 'list' copies every tensor: training"
-            " waits whenever the queue is full; name what you need in 'list'"
+            "'async_dump' with task tensor and an empty 'list' keeps up to 512 MB of copies in"
+            " memory, and training waits beyond; name what you need in 'list'"
         )
     for rule in config.slices:
         end = rule.end

@@ -83,7 +83,7 @@ class DumpConfig:
     ))
     async_dump: bool = field(default=False, metadata=_key(
         "async_dump", *_BOOLEAN,
-        "Write .pt files in the background instead of at each call.", "true",
+        "Let 512 MB of tensors wait to be written instead of 64 MB.", "true",
     ))
     extra_info: bool = field(default=True, metadata=_key(
         "extra_info", *_BOOLEAN, "Write stack.json and construct.json.", "false",

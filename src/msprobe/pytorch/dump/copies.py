@@ -29,7 +29,12 @@ def sliced(tensor: Any, slices: Sequence[Any]) -> Any:
 
 
 def host_copy(tensor: Any) -> Any:
-    """``tensor`` as a CPU tensor for saving, contiguous if strided; itself if it is that."""
+    """``tensor`` as a CPU tensor for saving, contiguous if strided; itself if it is that.
+
+    A numpy array as it is.
+    """
+    if isinstance(tensor, np.ndarray):
+        return tensor
     if tensor.layout != torch.strided or tensor.is_quantized:
         return _cpu(tensor)
     return _contiguous(_cpu(tensor).resolve_conj().resolve_neg())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import callstack, jsonfile, lines, small, stats
+from . import callstack, copies, jsonfile, lines, small, stats
 from .background import Background
 from .writer import Writer
 
 _RAISED = "it raised an exception, or the window closed before it returned"
 _ENOUGH = 256  # small tensors that are measured together
+_DATA_NAME = re.compile(rb'"data_name": ("(?:[^"\\]|\\.)*")')
+_NO_NAME = b'"data_name": null'
 
 
 class Journal:
@@ -46,8 +49,8 @@ class Journal:
         self._awaited: list[str] = []  # places of descriptions that are filled in later
         self._holding = threading.Lock()
         self._discarded = False
-        self._background = background
-        self._unsaved: set[str] = set()  # files that could not be written in the background
+        self._background = background or Background()
+        self._unsaved: set[bytes] = set()  # files that could not be written, as JSON
 
     def add(self, name: str, record: Any) -> None:
         """A complete record.
@@ -164,36 +167,32 @@ class Journal:
             return lines.line(name, None)
 
     def save_tensor(self, path: str, tensor: Any) -> str:
-        """Write a tensor that nobody else changes; the name of its file.
+        """Have a tensor or numpy array written as it is now; the name of its file.
 
-        At once, or with async_dump in the background. In either case the file is complete before
-        its record is written. An error at once is raised; a later one takes the name out again.
+        In the background, or at once if it is too large to have a copy wait. In either case the
+        file is complete before its record is written. If it can not be written its name is taken
+        out again.
         """
         name = self.writer.tensor_name(path, tensor)
-        if self._background is None:
-            self.writer.save_tensor(name, tensor)
+        size = _size_bytes(tensor)
+        if size > self._background.limit_bytes:
+            self._save(path, name, copies.host_copy(tensor))
         else:
-            size = _size_bytes(tensor)
-            self._background.submit(size, lambda: self._save_later(path, name, tensor))
+            copy = copies.snapshot(tensor)
+            self._background.submit(size, lambda: self._save(path, name, copy))
         return name
 
-    def _save_later(self, path: str, name: str, tensor: Any) -> None:
+    def _save(self, path: str, name: str, tensor: Any) -> None:
         try:
             self.writer.save_tensor(name, tensor)
         except Exception as error:
             self.writer.log(path, error)
-            self._unsaved.add(name)
+            self._unsaved.add(jsonfile.encode(name).encode())
 
-    def _without_unsaved(self, records: list[Any]) -> list[Any]:
-        """The lines of ``records`` without the names of files that could not be written."""
-        names = {jsonfile.encode(name): name for name in self._unsaved}
-        texts = []
-        for name, record in records:
-            text = self._text(name, record)
-            for file in names:
-                text = text.replace(f'"data_name": {file}'.encode(), b'"data_name": null')
-            texts.append((name, text))
-        return texts
+    def _saved(self, text: bytes) -> bytes:
+        """The line of a record without the names of files that could not be written."""
+        unsaved = self._unsaved
+        return _DATA_NAME.sub(lambda m: _NO_NAME if m[1] in unsaved else m[0], text)
 
     def flush(self, compact: bool = False, *, last: bool = False) -> None:
         """Write what has been collected. Errors of the file system are logged, not raised.
@@ -206,10 +205,7 @@ class Journal:
             running = [(n, call, dict(call.record)) for n, call in list(self.running.items())]
             drafts = list(self.drafts.items())
             records = self._take()
-            if self._background is not None:
-                self._background.wait()
-                if self._unsaved:
-                    records = self._without_unsaved(records)
+            self._background.wait()
             if self._discarded:
                 self.parents.clear()
                 self._stacks.clear()
@@ -264,10 +260,13 @@ class Journal:
             return []
 
     def _write(self, records: list[Any], draft: list[Any]) -> None:
+        final, unfinished = [[self._text(*named) for named in part] for part in (records, draft)]
+        if self._unsaved:
+            final, unfinished = [[*map(self._saved, part)] for part in (final, unfinished)]
         try:
             self.writer.append(
-                [self._text(name, record) for name, record in records],
-                [self._text(name, record) for name, record in draft],
+                final,
+                unfinished,
                 _drain(self.parents),
                 _drain(self._stacks),
                 callstack.render,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import copies, tasks
-from .background import Background
+from . import tasks
+from .background import ASYNC_LIMIT_BYTES, LIMIT_BYTES, Background
 from .call import Call
 from .config import DumpConfig, Level
 from .coverage import Coverage
@@ -43,7 +43,7 @@ class StepRun:
         wake: Callable[[StepRun], None],
     ) -> None:
         self.config = config
-        background = Background() if config.async_dump else None
+        background = Background(ASYNC_LIMIT_BYTES if config.async_dump else LIMIT_BYTES)
         self.journal = Journal(writer, lambda: wake(self), background)
         self.small = self.journal.small
         self.writer = writer
@@ -289,10 +289,6 @@ class StepRun:
 
     def keep(self, path: str, tensor: Any) -> str:
         """Sink: save a tensor."""
-        if self.config.async_dump:
-            tensor = copies.snapshot(tensor)
-        elif hasattr(tensor, "layout"):
-            tensor = copies.host_copy(tensor)
         return self.journal.save_tensor(path, tensor)
 
     def problem(self, path: str, reason: str | Exception) -> None:
