@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +40,7 @@ class Window:
         self._functions: list[Any] = []  # these functions
         self._replaced: dict[int, Any] = {}  # id of a function → its wrapper in this window
         self._kinds: frozenset[type] = frozenset()  # types of these functions
-        self._loaded = 0  # modules there were when the user's were picked
+        self._loaded: list[Any] = []  # the modules there were when the user's were picked
         self._user_modules: list[ModuleType] = []
         self._scanned: dict[int, int] = {}  # id of a module → number of names when it was searched
         self._areas = False
@@ -155,9 +156,7 @@ class Window:
     def _references(
         self, originals: dict[int, Any], modules: Iterable[nn.Module]
     ) -> list[tuple[dict[str, Any], str, Any]]:
-        if self._loaded != len(sys.modules):
-            self._loaded = len(sys.modules)
-            self._user_modules = [m for m in list(sys.modules.values()) if _is_user_code(m)]
+        self._pick_user_modules()
         for user_module in self._user_modules:
             self._scan(user_module, originals)
         found = [
@@ -175,6 +174,16 @@ class Window:
                     if id(value) in originals
                 ]
         return found
+
+    def _pick_user_modules(self) -> None:
+        loaded = list(sys.modules.values())
+        if len(loaded) == len(self._loaded) and all(map(is_, loaded, self._loaded)):
+            return
+        self._user_modules = [module for module in loaded if _is_user_code(module)]
+        # The id of one that has gone may soon be that of another.
+        left = set(map(id, self._user_modules))
+        self._scanned = {key: size for key, size in self._scanned.items() if key in left}
+        self._loaded = loaded
 
     def _scan(self, module: ModuleType, originals: dict[int, Any]) -> None:
         names = module.__dict__
