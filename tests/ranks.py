@@ -7,6 +7,7 @@ Each rank is a fork in which the function of that name runs; what it returns is 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -454,6 +455,56 @@ def redistributed(rank: int, folder: Path) -> Any:
     return {"whole": _waited(whole)[0], "product": _waited(product.full_tensor())[0]}
 
 
+# computations on DTensors; each works out the layout of its results when it runs first
+SHARDED: list[Callable[[Any, Any], Any]] = [
+    lambda x, w: F.layer_norm(x, (4,)),
+    lambda x, w: F.gelu(x).softmax(-1),
+    lambda x, w: torch.cat([x, x * 2], 1),
+    lambda x, w: torch.stack([x.transpose(0, 1), x.transpose(0, 1)]),
+    lambda x, w: x @ w.t(),
+    lambda x, w: torch.einsum("abc,abc->ab", x, x),
+    lambda x, w: x.std(),
+    lambda x, w: x.topk(2)[0],
+    lambda x, w: torch.where(x > 3, x, x * 2),
+    lambda x, w: x[:2].pow(2),
+    lambda x, w: x.masked_fill(x > 1, 0.0),
+    lambda x, w: x.clone().fill_(3.0) + x,
+    lambda x, w: x.expand(4, 3, 4).unsqueeze(0).squeeze(0).contiguous(),
+    lambda x, w: x.to(torch.bfloat16).float(),
+    lambda x, w: torch.zeros_like(x) + x.new_zeros(3, 4).sum() + x,
+    lambda x, w: x.redistribute(placements=[Replicate()]),
+    lambda x, w: F.linear(x, w),
+]
+
+
+def sharding_propagation(rank: int, folder: Path, level: str) -> Any:
+    """The same in three steps: only the first has to work out how results are laid out.
+    """
+    debugger = watcher(folder, level=level)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    model = nn.Sequential(nn.Linear(4, 4))
+    x, w = (
+        distribute_tensor(torch.arange(float(math.prod(shape))).view(shape), mesh, [Shard(0)])
+        for shape in ((4, 3, 4), (6, 4))
+    )
+    optimizers = [
+        torch.optim.AdamW([x.requires_grad_(), w.requires_grad_()], foreach=foreach)
+        for foreach in (False, True)
+    ]
+    for _ in range(3):
+        debugger.start(model)
+        for compute in SHARDED:
+            x.grad = w.grad = None
+            compute(x, w).sum().full_tensor().backward()
+        with torch.no_grad():
+            F.linear(x, w)
+        torch.nn.utils.clip_grad_norm_([x, w], 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
 def encodings(rank: int, folder: Path) -> Any:
     """Arguments that only collectives take."""
     debugger = watcher(folder, level="L1")
@@ -769,6 +820,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         functional_backward,
         gathered_columns,
         redistributed,
+        sharding_propagation,
         encodings,
         train,
         accumulate_ddp,

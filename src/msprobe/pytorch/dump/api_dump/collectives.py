@@ -12,7 +12,7 @@ import torch
 from .. import recording
 from ..call import Call
 from ..gate import ThreadState
-from .functional import Unwaited, async_tensor_patch
+from .functional import Unwaited, silent_patches
 
 _Future: Any = torch._C.Future  # the class of torch.futures is below it
 
@@ -185,7 +185,7 @@ def work_patch(works: Works) -> list[tuple[Any, str, Callable[..., Any]]]:
     manager = getattr(c10d, "_CoalescingManager", None)
     if manager is not None:
         found.append((manager, "append", works.append_wrapper(manager.append)))
-    return [*found, *async_tensor_patch(works.thread), *works.unwaited.patch()]
+    return [*found, *silent_patches(works.thread), *works.unwaited.patch()]
 
 
 def _work_type() -> Any:

@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 from ..gate import ThreadState
-from .ops import FUNCTIONAL_COLLECTIVES
+from .ops import DTENSOR, FUNCTIONAL_COLLECTIVES
 
 _storage = torch.Tensor.untyped_storage
+# Methods, by whatever version of torch has them, that work with tensors for their shapes only.
+_ABOUT_SHAPES = (
+    "__torch_dispatch__",  # FakeTensorMode
+    "propagate",  # the others: ShardingPropagator
+    "propagate_op_sharding_non_cached",
+    "_propagate_tensor_meta_non_cached",
+)
 _NOBODY = (
     "no numbers: nobody has waited for the collective before stop(); use its result, or call"
     " wait_tensor() on it, within the window"
@@ -101,23 +108,39 @@ class Unwaited:
                 postponed.give_up(all_there)
 
 
-def async_tensor_patch(thread: ThreadState) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """The patch of AsyncCollectiveTensor; empty where functional collectives are not loaded.
+def silent_patches(thread: ThreadState) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """The patches of what torch computes for itself with functions of the table: nothing is
+    recorded meanwhile. Of what is not loaded there are none.
 
-    torch calls ``Tensor.stride`` when it makes one. A record of that call would read, from memory
-    that is being received, numbers that differ from run to run.
+    ``AsyncCollectiveTensor.__new__`` would be recorded with numbers from memory that is being
+    received. What DTensor and fake tensors work out about shapes they keep in caches: recorded,
+    it would give the first step calls, and so numbers of calls, that no other has.
     """
-    kind: Any = getattr(sys.modules.get(FUNCTIONAL_COLLECTIVES), "AsyncCollectiveTensor", None)
-    if kind is None:
-        return []
-    original = kind.__new__
+    found: list[tuple[Any, str, Callable[..., Any]]] = []
+    tensors: Any = getattr(sys.modules.get(FUNCTIONAL_COLLECTIVES), "AsyncCollectiveTensor", None)
+    if tensors is not None:
+        found.append((tensors, "__new__", staticmethod(_silenced(tensors.__new__, thread))))
+    fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
+    owners = {getattr(fake, "FakeTensorMode", None), *map(_propagator, DTENSOR)}
+    for owner, name in itertools.product(owners, _ABOUT_SHAPES):
+        if hasattr(owner, name):
+            found.append((owner, name, _silenced(getattr(owner, name), thread)))
+    return found
 
+
+def _propagator(module: str) -> Any:
+    """The class that tells how results of DTensor are laid out."""
+    dtensor: Any = getattr(sys.modules.get(module), "DTensor", None)
+    return type(getattr(getattr(dtensor, "_op_dispatcher", None), "sharding_propagator", None))
+
+
+def _silenced(original: Any, thread: ThreadState) -> Any:
     @functools.wraps(original)
-    def new(*args: Any, **kwargs: Any) -> Any:
+    def silent(*args: Any, **kwargs: Any) -> Any:
         with thread.silent():
             return original(*args, **kwargs)
 
-    return [(kind, "__new__", staticmethod(new))]
+    return silent
 
 
 def _address(tensor: Any) -> int:

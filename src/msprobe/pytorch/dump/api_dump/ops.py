@@ -35,6 +35,7 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # torch loads it with DTensor, torch.compile or an optimizer: perhaps after the debugger is made.
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
+DTENSOR = ("torch.distributed.tensor", "torch.distributed._tensor")  # the latter: torch < 2.5
 CORE_PREFIXES = frozenset({"Distributed", "NPU", "MindSpeed"})
 RISK_CLASSES = ("CORE", "LOW")  # listed in risk_levels.yaml; every other name is FOCUS
 
@@ -159,8 +160,8 @@ def _place(home: str, spelling: str) -> tuple[str, str]:
 
 
 def late_modules() -> list[str]:
-    """Modules of torch that come late and have functions of the table: those loaded by now."""
-    return [name for name in (FUNCTIONAL_COLLECTIVES,) if name in sys.modules]
+    """Modules of torch that come late and that we wrap something of: those loaded by now."""
+    return [name for name in (FUNCTIONAL_COLLECTIVES, *DTENSOR) if name in sys.modules]
 
 
 def _present(home: str) -> bool:
