@@ -216,8 +216,7 @@ def _put_in(*patches: _Patch) -> None:
 
 def _take_out(patches: list[_Patch], undone: list[_Patch], left: list[_Patch]) -> None:
     """Undo all, last first. Each moves to ``undone``; to ``left`` if somebody else has set it."""
-    while patches:  # one by one: Ctrl-C may come anywhere, and somebody calls again
-        patch = patches[-1]
+    for patch in reversed(patches):
         place, read, attr, original, new = patch
         current = read.get(attr, _ABSENT)
         if current is new:
@@ -231,7 +230,7 @@ def _take_out(patches: list[_Patch], undone: list[_Patch], left: list[_Patch]) -
             else:
                 setattr(place, attr, original)
         (left if current is not new and current is not original else undone).append(patch)
-        patches.pop()
+        patches.pop()  # at once: Ctrl-C may come anywhere, and somebody calls again
 
 
 def _warn_covered(patches: list[_Patch]) -> None:

@@ -102,7 +102,8 @@ class Window:
             if pair is None or pair.module() is not module:
                 hook = ModuleHook(self._gate, index, fqn)
                 pair = pairs[key] = HookPair(module, hook, self._dead.append)
-            pair.hook.index, pair.hook.fqn = index, fqn
+            hook = pair.hook
+            hook.index, hook.fqn = index, fqn
             hooked[key] = module
             pair.put_in(module)
 
