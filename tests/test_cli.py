@@ -145,6 +145,30 @@ def test_overview_names_unfinished_calls_problems_and_modules_never_called(
     assert f"2 problems in {folder / 'dump_error_info.log'}" in text
 
 
+def test_problems_are_counted_by_their_reason(
+    ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thousands of one kind do not hide one of another."""
+    folder = ours / "step0" / "rank0"
+    lines = [f"Torch.add.{n}.forward.output.0: no numbers: odd\n" for n in range(3000)]
+    lines.insert(
+        1500,
+        "Torch.mul.0.forward: KeyError: 'a: b'\nTraceback (most recent call last):\n"
+        '  File "x.py", line 1, in f\nKeyError: \'a: b\'\n',
+    )
+    (folder / "dump_error_info.log").write_text("".join(lines))
+    assert (
+        f"  3001 problems in {folder / 'dump_error_info.log'}\n"
+        "    3000  no numbers: odd\n"
+        "    1     KeyError: 'a: b'\n"
+    ) in shown(capsys, ours)
+    shortened = "    3000  no numbers: odd\n    ... and 1 more reasons (--limit 0 shows all)\n"
+    assert shortened in shown(capsys, ours, "--limit", 1)
+    (found,) = json.loads(shown(capsys, ours, "--json"))
+    assert found["problems"] == 3001
+    assert found["problems_by_reason"] == {"no numbers: odd": 3000, "KeyError: 'a: b'": 1}
+
+
 def test_call_without_a_result_and_without_a_reason_had_begun(
     ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,8 @@ def overview(folders: Sequence[RankFolder], limit: int, paint: Paint) -> Iterato
 def _lines(folders: Sequence[RankFolder]) -> Iterator[list[str]]:
     for found in map(summary.summarize, folders):
         size = readable_size(sum(found.files.values()))
-        problems = count(found.problems, "problem") + " logged" if found.problems else ""
+        many = found.problems.total()
+        problems = count(many, "problem") + " logged" if many else ""
         yield [
             found.folder.title, str(found.records), str(len(found.non_finite)), size,
             found.error or problems,
@@ -80,8 +81,9 @@ def _problems(found: Summary, limit: int, paint: Paint) -> Iterator[str]:
     if found.error:
         yield paint(found.error, "bad")
     if found.problems:
-        lines = count(found.problems, "problem")
+        lines = count(found.problems.total(), "problem")
         yield paint(f"{lines} in {found.folder.path / summary.LOG}", "bad")
+        yield from indent(_reasons(found, limit))
     if found.unfinished:
         last, why = list(found.unfinished.items())[-1]
         many = count(len(found.unfinished), "call")
@@ -90,6 +92,13 @@ def _problems(found: Summary, limit: int, paint: Paint) -> Iterator[str]:
         names = visible(", ".join(first(found.never_called, limit)))
         yield f"{count(len(found.never_called), 'module')} never called: {names}"
     yield from map(visible, found.unmatched)
+
+
+def _reasons(found: Summary, limit: int) -> Iterator[str]:
+    reasons = found.problems.most_common()
+    yield from table([[str(many), reason] for reason, many in first(reasons, limit)])
+    if 0 < limit < len(reasons):
+        yield f"... and {len(reasons) - limit} more reasons (--limit 0 shows all)"
 
 
 def _non_finite(found: Sequence[NonFinite], limit: int, paint: Paint) -> Iterator[str]:
@@ -194,7 +203,8 @@ def _summary_json(found: Summary) -> dict[str, Any]:
         "modules_never_called": found.never_called,
         "files": found.files,
         "tensor_files": found.tensor_files,
-        "problems": found.problems,
+        "problems": found.problems.total(),
+        "problems_by_reason": dict(found.problems.most_common()),
         "error": found.error or None,
     }
 

@@ -49,7 +49,7 @@ class Summary:
     never_called: list[str] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     tensor_files: int = 0
-    problems: int = 0
+    problems: Counter[str] = field(default_factory=Counter)  # reason → how many lines give it
     error: str = ""
 
     @property
@@ -92,12 +92,13 @@ def _add_files(summary: Summary) -> None:
         summary.problems = count_problems(text)
 
 
-def count_problems(log: str) -> int:
-    """Count the lines of dump_error_info.log that name a problem, without the tracebacks below.
+def count_problems(log: str) -> Counter[str]:
+    """Count the lines of dump_error_info.log that name a problem, by the reason they give.
 
     What the configuration left out is none.
     """
-    return sum(not line.startswith(LEFT_OUT) for line in problem_lines(log))
+    lines = (line for line in problem_lines(log) if not line.startswith(LEFT_OUT))
+    return Counter(line.partition(": ")[2] for line in lines)
 
 
 def problem_lines(log: str) -> Iterator[str]:
