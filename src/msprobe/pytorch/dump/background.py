@@ -64,6 +64,7 @@ class Background:
                     continue
                 number, size_bytes, job = self._jobs.popleft()
             job()
+            del job  # with the tensor
             with self._changed:
                 self._open.discard(number)
                 self._bytes -= size_bytes

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from . import names
-from .describe import Entry, TensorEntry, fill
+from .describe import TensorEntry, fill
 
 if TYPE_CHECKING:
     from .run import StepRun
+
+
+_tensor = torch.Tensor
 
 
 class Call:
@@ -118,12 +124,14 @@ class Call:
         if self.takes_backward and self.run.takes_output and self._grads_in is not None:
             self._grads_in[place] = self._describe(grad, "output", place)
 
-    def _describe(self, grad: Any, section: str, place: int) -> Entry:
+    def _describe(self, grad: Any, section: str, place: int) -> Any:
         run, name = self.run, self.backward
-        visit = run.describer or run.on_tensor(name)
+        visit = run.describer
+        if visit is not None and not run.needs_paths and type(grad) is _tensor:
+            return visit(grad, name)
+        visit = visit or run.on_tensor(name)
         path = self._path(section, place) if run.needs_paths else name
-        entry: Entry
-        entry = run.tensor(grad, path, visit)
+        entry: Any = run.tensor(grad, path, visit)
         if run.verdicts is not None and type(entry) is TensorEntry:
             run.verdicts.hold(self.held_grads, entry, path, grad, copy=False)
         return entry
@@ -173,10 +181,11 @@ class Call:
 
 def _filled(shape: Any, grads: dict[int, Any]) -> list[Any]:
     """The places of tensors with their gradients, null elsewhere."""
-    places: Iterator[int] = iter(range(1 << 62))
-    return [
-        grads.get(next(places))
-        if part is True
-        else part and fill(part, "", lambda _: grads.get(next(places)))
-        for part in shape
-    ]
+    places = itertools.count()
+    filled: list[Any] = []
+    for part in shape:
+        if part is True:
+            filled.append(grads.get(next(places)))
+        else:
+            filled.append(part and fill(part, "", lambda _: grads.get(next(places))))
+    return filled

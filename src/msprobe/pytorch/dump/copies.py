@@ -41,11 +41,14 @@ def host_copy(tensor: Any) -> Any:
 
 
 def snapshot(tensor: Any) -> Any:
-    """A copy of a tensor or numpy array as it is now, for saving later."""
+    """A copy of a tensor or numpy array as it is now; None if torch can not copy its dtype."""
     if isinstance(tensor, np.ndarray):
         return tensor.copy()
     host = host_copy(tensor)
-    return _clone(host) if host is tensor or _shares(host, tensor) else host
+    try:
+        return _clone(host) if host is tensor or _shares(host, tensor) else host
+    except NotImplementedError:
+        return None
 
 
 def _shares(one: Any, other: Any) -> bool:

@@ -169,16 +169,16 @@ class Journal:
     def save_tensor(self, path: str, tensor: Any) -> str:
         """Have a tensor or numpy array written as it is now; the name of its file.
 
-        In the background, or at once if it is too large to have a copy wait. In either case the
-        file is complete before its record is written. If it can not be written its name is taken
-        out again.
+        In the background, or at once if it is too large to have a copy wait, or of a dtype that
+        torch can not copy. In either case the file is complete before its record is written. If it
+        can not be written its name is taken out again.
         """
         name = self.writer.tensor_name(path, tensor)
         size = _size_bytes(tensor)
-        if size > self._background.limit_bytes:
+        copy = copies.snapshot(tensor) if size <= self._background.limit_bytes else None
+        if copy is None:
             self._save(path, name, copies.host_copy(tensor))
         else:
-            copy = copies.snapshot(tensor)
             self._background.submit(size, lambda: self._save(path, name, copy))
         return name
 

@@ -19,6 +19,9 @@ from .run import StepRun
 
 _DONE: Any = types.MappingProxyType({})  # the record of a call that has been written
 _SCALARS = frozenset({bool, int, float, str})
+_ONE = (True,)  # the places of tensors where there is nothing but one tensor
+_tensor = torch.Tensor
+_parameter = torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -37,12 +40,12 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     found: list[Any] = []
     described = run.takes_input and call.wanted
     visit = (described and run.describer) or run.visitor(call, described, before=True)
-    listed = _arguments(run, args, f"{call.forward}.input", visit, found)
+    listed, shape = _arguments(run, args, f"{call.forward}.input", visit, found)
     named: Any = {}
     if kwargs:
         named = run.argument(describe_kwargs, kwargs, f"{call.forward}.kwargs", visit, found)
-    if run.listens:
-        call.inputs = places([*listed, *named.values()] if named else listed)
+        shape += places(list(named.values()))
+    call.inputs = shape
     if call.wanted and run.takes_forward:
         _begun(call, listed, named)
     collective = spec is not None and spec.writes_arguments
@@ -52,18 +55,24 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 def _arguments(
     run: StepRun, values: Sequence[Any], path: str, visit: OnTensor, found: list[Any]
-) -> list[Any]:
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """The entries of ``values``, and the places of tensors in them (as `places` tells them)."""
     entries: list[Any] = []
+    shape: list[Any] = []
     for i, value in enumerate(values):
         kind = type(value)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if kind is _tensor or kind is _parameter:
             entries.append(visit(value, f"{path}.{i}"))
             found.append(value)
+            shape.append(True)
         elif kind in _SCALARS:
             entries.append(Entry(type=kind.__name__, value=value))
+            shape.append(None)
         else:
-            entries.append(run.argument(describe, value, f"{path}.{i}", visit, found))
-    return entries
+            entry = run.argument(describe, value, f"{path}.{i}", visit, found)
+            entries.append(entry)
+            shape.append(places(entry))
+    return entries, tuple(shape)
 
 
 def _begun(call: Call, listed: list[Any], named: dict[str, Any]) -> None:
@@ -78,7 +87,10 @@ def _begun(call: Call, listed: list[Any], named: dict[str, Any]) -> None:
 
 
 def finish(call: Call, result: Any, parameters: Any = None) -> None:
-    """The call has returned: record its outputs and listen for its gradients."""
+    """The call has returned: record its outputs and listen for its gradients.
+
+    ``parameters``: those of a module itself, by name; None for an API.
+    """
     run, spec = call.run, call.spec
     takes = call.wanted and run.takes_output
     found: list[Any] = []
@@ -89,7 +101,7 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
             rule = spec.ignore_output
             result = tuple(None if ignores(rule, i) else p for i, p in enumerate(parts))
         visit = (takes and run.describer) or run.visitor(call, takes, before=False)
-        if type(result) is torch.Tensor:
+        if type(result) is _tensor:
             output = [visit(result, f"{call.forward}.output.0")]
             found.append(result)
         else:
@@ -101,7 +113,7 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
                 call.record["parameters"] = _parameters(call, parameters)
     _emit(call, output)
     if call.seen is not None:
-        call.outputs = places(output)
+        call.outputs = _ONE if type(result) is _tensor else places(output)
         seen, call.seen = call.seen, None
         gradients.attach(seen, found, run.passes, call)
     call.record, call.held = _DONE, ()
@@ -142,11 +154,15 @@ def fail(call: Call) -> None:
         call.run.give_up(call)
 
 
-def _parameters(call: Call, parameters: Any) -> dict[str, Any]:
-    run = call.run
+def _parameters(call: Call, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    run, entries = call.run, {}
     visit = run.describer or run.on_tensor(call.forward)
-    path = f"{call.forward}.parameters"
-    return {name: run.tensor(p, f"{path}.{name}", visit) for name, p in parameters}
+    for name, p in list(parameters.items()):
+        if type(p) is _parameter:
+            entries[name] = visit(p, f"{call.forward}.parameters.{name}")
+        elif p is not None:
+            entries[name] = run.tensor(p, f"{call.forward}.parameters.{name}", visit)
+    return entries
 
 
 def ignores(rule: Any, place: int | str) -> bool:

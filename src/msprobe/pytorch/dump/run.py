@@ -97,10 +97,11 @@ class StepRun:
 
     def parent(self, thread: ThreadState) -> Any:
         """What runs around the call that begins: a module's Call, the name of an area, None."""
-        if thread.modules:
-            if thread.modules[-1].run is self:
-                return thread.modules[-1]
-            thread.modules.clear()  # left by a step that ended while its module was running
+        modules = thread.modules
+        if modules:
+            if modules[-1].run is self:
+                return modules[-1]
+            modules.clear()  # left by a step that ended while its module was running
         return thread.area
 
     def module_parent(self, thread: ThreadState) -> Any:
@@ -307,15 +308,22 @@ class StepRun:
             # A subclass's own __torch_function__ must not hear of our work either.
             with subclass_functions_off():
                 if dispatch_modes() or function_modes() or autocast():
-                    thread.autocast = autocast()
-                    with quiet():
-                        return function(*args)
+                    return self._unseen(function, args)
                 return function(*args)
         except Exception as error:
             self.writer.log(name, error)
             return None
         finally:
-            thread.inside, thread.off, thread.autocast = inside, off, False
+            thread.inside, thread.off = inside, off
+
+    def _unseen(self, function: Callable[..., T], args: Any) -> T:
+        thread = self.thread
+        thread.autocast = autocast()
+        try:
+            with quiet():
+                return function(*args)
+        finally:
+            thread.autocast = False
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -89,8 +89,8 @@ def fill_in(waiting: Sequence[Waiting]) -> None:
         for reduction, group in groups.items():
             copies = [copy for _, copy in group]
             columns = reduction(b"".join(copies), [len(copy) for copy in copies])
-            for (entry, _), *values in zip(group, *columns, strict=True):
-                entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
+            for (entry, _), top, low, mean, norm in zip(group, *columns, strict=True):
+                entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = top, low, mean, norm
 
 
 def _reduced(single: Array, counts: Array) -> tuple[Array, Array, Array, Array]:

@@ -26,13 +26,22 @@ _NO_GRADIENT = (
 class ModuleHook:
     """The pair of hooks of one module. In a copy or pickle of the model it does nothing."""
 
-    __slots__ = ("_gate", "always", "fqn", "index", "name")
+    __slots__ = ("_base", "_gate", "_named", "always", "fqn", "index")
 
     def __init__(self, gate: Gate, index: int | None, fqn: str, *, focused: bool = False) -> None:
         self._gate = gate
         self.index = index
         self.fqn = fqn
         self.always = focused  # the module of module_dump records while all others are quiet
+        self._base = ""
+        self._named: Any = None  # what `_base` was made of: a module may move or change its class
+
+    def _base_of(self, module: nn.Module) -> str:
+        named = self.index, self.fqn, type(module).__name__
+        if named != self._named:
+            self._named = named
+            self._base = module_base(*named)
+        return self._base
 
     def _is_off(self) -> bool:
         gate = self._gate
@@ -45,22 +54,22 @@ class ModuleHook:
         gate = self._gate
         run, thread = gate.run, gate.thread
         assert run is not None
-        base = module_base(self.index, self.fqn, type(module).__name__)
+        base = self._base_of(module)
         forward, backward = module_records(base, run.count(base))
         call = Call(run, base, forward, backward, run.module_parent(thread))
         call.raised = sys.exc_info()[1]
         run.coverage.called.add((self.index, self.fqn))
         thread.modules.append(call)
-        run.guard(forward, recording.begin, call, args, kwargs)
-        if call.seen is not None and module._parameters:
-            run.guard(forward, _listen, call, module)
+        run.guard(forward, _begin, call, module, args, kwargs)
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """Forward hook, called also when the forward has raised."""
         modules = self._gate.thread.modules
-        base = module_base(self.index, self.fqn, type(module).__name__)
-        place = next((i for i in reversed(range(len(modules))) if modules[i].base == base), None)
-        if place is None or _is_tracing():
+        base = self._base_of(module)
+        place = len(modules) - 1
+        while place >= 0 and modules[place].base != base:
+            place -= 1
+        if place < 0 or _is_tracing():
             return  # it began before this window
         call: Call = modules[place]
         del modules[place:]  # with what an interrupted forward has left above it
@@ -68,8 +77,13 @@ class ModuleHook:
         if raised or self._is_off() or call.run is not self._gate.run:
             call.run.guard(call.forward, recording.fail, call)
         else:
-            own = [(name, p) for name, p in module._parameters.items() if p is not None]
-            call.run.guard(call.forward, recording.finish, call, result, own)
+            call.run.guard(call.forward, recording.finish, call, result, module._parameters)
+
+
+def _begin(call: Call, module: nn.Module, args: Any, kwargs: Any) -> None:
+    recording.begin(call, args, kwargs)
+    if call.seen is not None and module._parameters:
+        _listen(call, module)
 
 
 class Hook:
@@ -243,16 +257,9 @@ class ParameterGroup:
         if name in self._handles:
             self._handles.pop(name).remove()
         self._nodes[name] = node
-        group = weakref.ref(self)
         # An optimizer that steps inside backward takes the gradient away before its end.
         consumed = bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-        def pre_hook(grads: Any) -> None:
-            alive = group()
-            if alive is not None and grads[0] is not None:
-                alive.arrive(name, grads[0] if consumed else None)
-
-        self._handles[name] = node.register_prehook(pre_hook)
+        self._handles[name] = node.register_prehook(_Arriving(self, name, consumed))
 
     def arrive(self, name: str, grad: Any) -> None:
         """The gradient of a parameter is about to be accumulated."""
@@ -289,6 +296,22 @@ class ParameterGroup:
                 run.problem(f"{record}.{name}", _NO_GRADIENT)
             entries[name] = [run.tensor(grad, f"{record}.{name}", visit)]
         run.journal.add(record, entries)
+
+
+class _Arriving:
+    """Hook before the accumulator of one parameter. One object, as the hooks of gradients.py."""
+
+    __slots__ = ("_consumed", "_group", "_name")
+
+    def __init__(self, group: ParameterGroup, name: str, consumed: bool) -> None:
+        self._group = weakref.ref(group)
+        self._name = name
+        self._consumed = consumed
+
+    def __call__(self, grads: Any) -> None:
+        group = self._group()
+        if group is not None and grads[0] is not None:
+            group.arrive(self._name, grads[0] if self._consumed else None)
 
 
 def _listen(call: Call, module: nn.Module) -> None:
