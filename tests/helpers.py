@@ -34,7 +34,7 @@ class Dump:
             return [self.tensors(entry) for entry in value]
         if not isinstance(value, dict):
             return value
-        if "data_name" in value:
+        if value.get("data_name"):
             path = self.folder / "dump_tensor_data" / value["data_name"]
             return torch.load(path, weights_only=True)
         return {key: self.tensors(entry) for key, entry in value.items()}

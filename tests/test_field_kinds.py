@@ -1103,7 +1103,7 @@ def test_tensor_of_any_dtype_is_recorded_and_left_as_it_is(
     else:
         assert all(e["md5"] for e in entries if e["dtype"] in ("torch.float64", "torch.bool"))
     if task == "tensor":
-        saved = dump.tensors([e for e in entries if "data_name" in e])
+        saved = dump.tensors([e for e in entries if e.get("data_name")])
         assert len(saved) > 15
         assert {str(t.dtype) for t in saved} <= {e["dtype"] for e in entries}
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 _logger = logging.getLogger("msprobe")
 PROGRESS_S = 10.0  # between two lines that tell how far a long flush is
@@ -17,10 +18,18 @@ _THREADS = 2
 
 
 class Background:
-    """Jobs in the order they come, done by a few daemon threads, with a bound on their memory."""
+    """Jobs in the order they come, done by a few daemon threads, with a bound on their memory.
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    ``unseen``: the block in which a thread works, so that what it does of torch is not recorded.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int = LIMIT_BYTES,
+        unseen: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self._unseen = unseen
         self._jobs: deque[tuple[int, int, Callable[[], None]]] = deque()
         self._open: set[int] = set()  # numbers of the jobs that are not done
         self._given = 0
@@ -54,6 +63,10 @@ class Background:
                     _logger.info("tensors to be written: %d (%.1f MB)", len(self._open), size_mb)
 
     def _work(self) -> None:
+        with self._unseen():
+            self._work_on()
+
+    def _work_on(self) -> None:
         while True:
             with self._changed:
                 # A thread without work for a while ends: steps without tensors cost none.

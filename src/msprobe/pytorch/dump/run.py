@@ -43,7 +43,8 @@ class StepRun:
         wake: Callable[[StepRun], None],
     ) -> None:
         self.config = config
-        background = Background(ASYNC_LIMIT_BYTES if config.async_dump else LIMIT_BYTES)
+        limit = ASYNC_LIMIT_BYTES if config.async_dump else LIMIT_BYTES
+        background = Background(limit, thread.silent)
         self.journal = Journal(writer, lambda: wake(self), background)
         self.small = self.journal.small
         self.writer = writer
