@@ -34,22 +34,30 @@ class Background:
         self._open: set[int] = set()  # numbers of the jobs that are not done
         self._given = 0
         self._bytes = 0
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
+        self._closed = False
 
     def submit(self, size_bytes: int, job: Callable[[], None]) -> None:
         """Have ``job`` done; waits while too many bytes are waiting. A job must not raise."""
         with self._changed:
-            while self._bytes and self._bytes + size_bytes > self.limit_bytes:
-                self._changed.wait()
-            self._bytes += size_bytes
-            self._given += 1
-            self._open.add(self._given)
-            self._jobs.append((self._given, size_bytes, job))
-            if self._threads < _THREADS:
-                self._threads += 1
-                threading.Thread(target=self._work, name="msprobe-tensors", daemon=True).start()
-            self._changed.notify_all()
+            if not self._closed:
+                self._submit(size_bytes, job)
+                return
+        job()  # a gradient that comes after the end of its step
+
+    def _submit(self, size_bytes: int, job: Callable[[], None]) -> None:
+        while self._bytes and self._bytes + size_bytes > self.limit_bytes:
+            self._changed.wait()
+        self._bytes += size_bytes
+        self._given += 1
+        self._open.add(self._given)
+        self._jobs.append((self._given, size_bytes, job))
+        if len(self._threads) < _THREADS:
+            thread = threading.Thread(target=self._work, name="msprobe-tensors", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._changed.notify_all()
 
     def wait(self) -> None:
         """Return when all jobs given so far are done; where that is long, tell how far it is."""
@@ -62,23 +70,32 @@ class Background:
                     size_mb = self._bytes / 1e6
                     _logger.info("tensors to be written: %d (%.1f MB)", len(self._open), size_mb)
 
+    def close(self) -> None:
+        """Do what has been given, and end the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join()
+
     def _work(self) -> None:
         with self._unseen():
-            self._work_on()
+            while self._do_next():
+                pass
 
-    def _work_on(self) -> None:
-        while True:
-            with self._changed:
-                # A thread without work for a while ends: steps without tensors cost none.
-                if not self._jobs and not self._changed.wait(1.0) and not self._jobs:
-                    self._threads -= 1
-                    return
-                if not self._jobs:
-                    continue
-                number, size_bytes, job = self._jobs.popleft()
-            job()
-            del job  # with the tensor
-            with self._changed:
-                self._open.discard(number)
-                self._bytes -= size_bytes
-                self._changed.notify_all()
+    def _do_next(self) -> bool:
+        """Do one job; False when no more will come."""
+        with self._changed:
+            while not self._jobs:
+                if self._closed:
+                    return False
+                self._changed.wait()
+            number, size_bytes, job = self._jobs.popleft()
+        job()
+        del job  # with the tensor
+        with self._changed:
+            self._open.discard(number)
+            self._bytes -= size_bytes
+            self._changed.notify_all()
+        return True

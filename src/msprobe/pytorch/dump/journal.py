@@ -184,7 +184,8 @@ class Journal:
 
     def _save(self, path: str, name: str, tensor: Any) -> None:
         try:
-            self.writer.save_tensor(name, tensor)
+            if not self._discarded:
+                self.writer.save_tensor(name, tensor)
         except Exception as error:
             self.writer.log(path, error)
             self._unsaved.add(jsonfile.encode(name).encode())
@@ -289,6 +290,7 @@ class Journal:
     def close(self, coverage: Mapping[str, Any]) -> None:
         """Write everything and close the files; what still arrives opens them again."""
         self.flush(last=True)  # drafts stay drafts: their gradients may come later
+        self._background.close()
         with self._lock:
             notes = {**coverage, "records_incomplete": self.incomplete}
             try:
@@ -300,6 +302,7 @@ class Journal:
         """Remove what was collected; what still arrives is dropped."""
         with self._lock:
             self._discarded = True
+            self._background.close()
             self.writer.discard()
 
 
