@@ -567,6 +567,31 @@ def test_usual_tensor_has_the_statistics_of_numpy(count, leaf):
     tensor.detach().resize_(1)  # still allowed
 
 
+def shaped(*shape):
+    return random(int(np.prod(shape)), seed=2).view(shape)
+
+
+LAYOUTS = {
+    "transposed": lambda: shaped(200, 150).t(),
+    "heads and tokens": lambda: shaped(2, 128, 4, 32).transpose(1, 2),
+    "channels last": lambda: shaped(2, 16, 32, 32).to(memory_format=torch.channels_last),
+    "gaps": lambda: shaped(60_000)[::2],
+    "half of each row": lambda: shaped(2, 128, 4, 64).transpose(1, 2).chunk(2, dim=-1)[1],
+    "columns": lambda: shaped(400, 300)[10:390, 7:290].t(),
+    "dimension of size 1": lambda: shaped(30_000, 4)[:, 1:2],
+    "requires_grad": lambda: shaped(200, 150).requires_grad_().t(),
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.usefixtures("one_thread")
+def test_usual_tensor_of_any_layout_has_the_statistics_of_numpy(make):
+    tensor = make()
+    found = usual(tensor)
+    assert found == near(by_numpy(tensor.detach()), TOLERANCE[torch.float32])
+    assert found == near(statistics(tensor.detach()), 1e-6)
+
+
 @pytest.fixture
 def one_thread():
     before = torch.get_num_threads()
@@ -589,8 +614,8 @@ def lazily_negated():
     return torch.ones(20_000, dtype=torch.complex64).conj().imag
 
 
-def freed():
-    tensor = torch.ones(30_000)[5_000:]
+def freed(view=lambda tensor: tensor):
+    tensor = view(torch.ones(60_000)[5_000:])
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -598,10 +623,10 @@ def freed():
 UNUSUAL = {
     "small": lambda: torch.ones(stats_cpu.SMALL),
     "more than a piece": lambda: torch.ones(stats_cpu.PIECE_BYTES // 4 + 1),
-    "gaps": lambda: torch.ones(40_000)[::2],
-    "transposed": lambda: torch.ones(200, 150).t(),
+    "expanded": lambda: torch.ones(200, 1).expand(200, 150),
     "lazily negated": lazily_negated,
     "freed": freed,
+    "freed, with gaps": lambda: freed(lambda tensor: tensor[::2]),
     "zeros of autograd": lambda: torch._efficientzerotensor((20_000,)),
     "meta": lambda: torch.ones(20_000, device="meta"),
     "sparse": lambda: torch.ones(20_000).to_sparse(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -48,13 +49,15 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     Dimensions of size 1 and expanded ones (stride 0) are gone, so that the view has fewer
     elements than ``tensor``, by a whole factor, if it was expanded. Contiguous if dense.
     """
-    kept = [
-        (stride, size)
-        for stride, size in zip(_stride(tensor), tensor.shape, strict=True)
-        if stride and size != 1
-    ]
-    kept.sort(reverse=True)
-    return _as_strided(tensor, [size for _, size in kept], [stride for stride, _ in kept])
+    return _as_strided(tensor, *_order(tensor.shape, _stride(tensor)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(shape: torch.Size, strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Shape and strides of `in_memory_order`."""
+    every = zip(strides, shape, strict=True)
+    kept = sorted(((s, size) for s, size in every if s and size != 1), reverse=True)
+    return [size for _, size in kept], [stride for stride, _ in kept]
 
 
 def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:

@@ -19,6 +19,7 @@ _amax = torch.amax
 _amin = torch.amin
 _aminmax = torch.aminmax
 _bitwise_xor = torch.bitwise_xor
+_contiguous = torch.Tensor.contiguous
 _copy_ = torch.Tensor.copy_
 _data_ptr = torch.Tensor.data_ptr
 _detach = torch.Tensor.detach
@@ -42,7 +43,7 @@ _view = torch.Tensor.view
 
 Values = list[Any]
 SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
-PIECE_BYTES = 1 << 20  # per thread: stays in the cache of the core while it is reduced
+PIECE_BYTES = 1 << 19  # per thread: stays in the cache of the core while it is reduced
 _PIECE = PIECE_BYTES // 4  # elements of float32
 _SINGLE_MAX = torch.finfo(torch.float32).max
 SIGN = -(1 << 63)
@@ -121,7 +122,7 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
 
 
 def usual(tensor: torch.Tensor) -> Values | None:
-    """`floats` of a plain contiguous float32 tensor of one piece; None of any other.
+    """`floats` of a plain float32 tensor of one piece; None of any other.
 
     The most frequent case, in one frame and few calls: what the reductions read has pushed Python
     out of the cache, and each further call costs several times what it does elsewhere.
@@ -132,7 +133,6 @@ def usual(tensor: torch.Tensor) -> Values | None:
         or not tensor.is_cpu
         or tensor.layout is not _STRIDED
         or tensor.is_nested
-        or not _is_contiguous(tensor)
         or _is_neg(tensor)
         or (count > _GRAIN and _threads() > 1)
     ):
@@ -140,7 +140,13 @@ def usual(tensor: torch.Tensor) -> Values | None:
     address = _data_ptr(tensor)
     if address == _offset(tensor) * 4:
         return None  # its storage begins nowhere: it has been freed
-    flat = _view(_detach(tensor), -1)
+    flat = _detach(tensor)
+    if not _is_contiguous(flat):
+        flat = _contiguous(in_memory_order(flat))
+        if _numel(flat) != count:
+            return None  # it was expanded
+        address = _data_ptr(flat)
+    flat = _view(flat, -1)
     squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
     array = _frombuffer(memory_at(address, count * 4), _NUMPY[_SINGLE])
     top, low = float(_largest(array)), float(_least(array))  # twice as fast as torch's
@@ -211,7 +217,7 @@ def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tens
             yield piece if piece.ndim == 1 else _view(piece, -1)
             continue
         if buffer is None:
-            buffer = _empty(size, dtype=work, device="cpu")
+            buffer = _empty(min(size, _numel(tensor)), dtype=work, device="cpu")
         flat = _narrow(buffer, 0, 0, _numel(piece))
         if magnitude:
             _abs(piece, out=_view(flat, piece.shape))
