@@ -32,6 +32,7 @@ _item = torch.Tensor.item
 _narrow = torch.Tensor.narrow
 _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
+_split = torch.unsafe_split
 _sum = torch.sum
 _frombuffer = np.frombuffer
 _largest = np.maximum.reduce
@@ -43,7 +44,7 @@ _view = torch.Tensor.view
 
 Values = list[Any]
 SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
-PIECE_BYTES = 1 << 19  # per thread: stays in the cache of the core while it is reduced
+PIECE_BYTES = 3 << 18  # per thread: stays in the cache of the core while it is reduced
 _PIECE = PIECE_BYTES // 4  # elements of float32
 _SINGLE_MAX = torch.finfo(torch.float32).max
 SIGN = -(1 << 63)
@@ -122,14 +123,14 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
 
 
 def usual(tensor: torch.Tensor) -> Values | None:
-    """`floats` of a plain float32 tensor of one piece; None of any other.
+    """`floats` of a plain float32 tensor; None of a small or odd one.
 
     The most frequent case, in one frame and few calls: what the reductions read has pushed Python
     out of the cache, and each further call costs several times what it does elsewhere.
     """
     count = _numel(tensor)
     if (
-        not SMALL < count <= _PIECE
+        count <= SMALL
         or not tensor.is_cpu
         or tensor.layout is not _STRIDED
         or tensor.is_nested
@@ -142,15 +143,23 @@ def usual(tensor: torch.Tensor) -> Values | None:
         return None  # its storage begins nowhere: it has been freed
     flat = _detach(tensor)
     if not _is_contiguous(flat):
-        flat = _contiguous(in_memory_order(flat))
-        if _numel(flat) != count:
-            return None  # it was expanded
+        flat = in_memory_order(flat)
+        if _numel(flat) != count or (count > _PIECE and not _is_contiguous(flat)):
+            return None  # it was expanded, or packing it would read it once more
+        flat = _contiguous(flat)
         address = _data_ptr(flat)
     flat = _view(flat, -1)
-    squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
     array = _frombuffer(memory_at(address, count * 4), _NUMPY[_SINGLE])
-    top, low = float(_largest(array)), float(_least(array))  # twice as fast as torch's
-    mean, square = _item(total) / count, _item(squares)
+    top, low, total, square = -math.inf, math.inf, 0.0, 0.0
+    size, begin = _even(count, _PIECE), 0
+    for piece in (flat,) if count <= _PIECE else _split(flat, size):
+        squares, sums = _dot(piece, piece), _sum(piece)  # first what waits least for the memory
+        values = array[begin : begin + size]
+        begin += size
+        top, low = max(top, float(_largest(values))), min(low, float(_least(values)))
+        total += _item(sums)
+        square += _item(squares)
+    mean = total / count
     # False for a NaN. Then `mean` and the root are far from the ends of float32.
     if -_SINGLE_MAX < mean < _SINGLE_MAX and 1e-30 < square < _SINGLE_MAX:
         return [top, low, c_float(mean).value, c_float(math.sqrt(square)).value]
@@ -205,7 +214,7 @@ def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tens
     Each piece is valid until the next one is asked for: those that must be converted or packed
     go through one buffer, since allocating each anew costs page faults.
     """
-    size = PIECE_BYTES // work.itemsize * _threads()
+    size = _even(_numel(tensor), PIECE_BYTES // work.itemsize * _threads())
     magnitude = tensor.dtype.is_complex
     if _numel(tensor) <= size and _is_contiguous(tensor):
         ready = _abs(tensor) if magnitude else tensor if tensor.dtype is work else _float(tensor)
@@ -224,6 +233,11 @@ def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tens
         else:
             _copy_(_view(flat, piece.shape), piece)
         yield flat
+
+
+def _even(count: int, most: int) -> int:
+    """Elements of each of the fewest equal pieces of up to ``most``: each costs Python as well."""
+    return -(-count // -(-count // most))
 
 
 def _mean(total: float, count: int, work: torch.dtype) -> float:
