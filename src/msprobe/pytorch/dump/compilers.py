@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .gate import ThreadState
+from .gate import OFF, ThreadState
 from .patches import Patches
 
 _ENTRANCES = {
@@ -131,7 +131,7 @@ class Compilers:
         return lifting
 
     def _end_region(self) -> None:
-        _, self._thread.inside, self._thread.off = self._regions.running
+        _, self._thread.state = self._regions.running
         self._regions.running = None
         self._leave()
 
@@ -159,8 +159,8 @@ class Compilers:
             caller = sys._getframe(1)
             running = getattr(regions, "running", None)
             if callback and running is None and caller.f_code.co_name != "__enter__":
-                regions.running = (id(caller), self._thread.inside, self._thread.off)
-                self._thread.inside = self._thread.off = True
+                regions.running = (id(caller), self._thread.state)
+                self._thread.state = OFF
                 self._enter()
             elif running is not None and running[0] == id(caller):
                 self._end_region()

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from .run import StepRun
 
 
-class ThreadState(threading.local):
-    """What one thread is doing. Each thread sees its own values; a new one has just begun.
+# States of a thread. INSIDE a recorded API call the calls that it makes are not recorded; OFF, in
+# our own work or a compiler, nothing is. Numbers: each access of a threading.local costs.
+HEARS, INSIDE, OFF = 0, 1, 2
 
-    ``inside``: a recorded API call, so the calls it makes are not recorded.
-    ``off``: our own work, or a compiler: nothing at all is recorded. Implies ``inside``.
-    """
+
+class ThreadState(threading.local):
+    """What one thread is doing. Each thread sees its own values; a new one has just begun."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         """As in a thread that has just begun."""
-        self.inside = False
-        self.off = False
+        self.state = HEARS
         self.autocast = False  # the user's autocast is on, while our own work has lifted it
         self.collective = False  # a recorded functional collective, which may call others
         self.modules: list[Any] = []  # the `Call` of each module that is running, outermost first
@@ -33,12 +33,12 @@ class ThreadState(threading.local):
     @contextmanager
     def silent(self) -> Iterator[None]:
         """Record nothing in this thread for the block."""
-        before = self.inside, self.off
-        self.inside = self.off = True
+        before = self.state
+        self.state = OFF
         try:
             yield
         finally:
-            self.inside, self.off = before
+            self.state = before
 
 
 class Gate:

@@ -16,7 +16,7 @@ from .config import DumpConfig, Level
 from .coverage import Coverage
 from .describe import Entry, OnTensor, TensorEntry, describe
 from .filters import Names, Selection
-from .gate import ThreadState
+from .gate import OFF, ThreadState
 from .journal import Journal
 from .passes import Passes
 from .quiet import autocast, dispatch_modes, function_modes, quiet, subclass_functions_off
@@ -303,8 +303,8 @@ class StepRun:
         The one place where our errors are caught.
         """
         thread = self.thread
-        inside, off = thread.inside, thread.off
-        thread.inside = thread.off = True
+        state = thread.state
+        thread.state = OFF
         try:
             # A subclass's own __torch_function__ must not hear of our work either.
             with subclass_functions_off():
@@ -315,7 +315,7 @@ class StepRun:
             self.writer.log(name, error)
             return None
         finally:
-            thread.inside, thread.off = inside, off
+            thread.state = state
 
     def _unseen(self, function: Callable[..., T], args: Any) -> T:
         thread = self.thread

@@ -55,7 +55,7 @@ class Counting(TorchFunctionMode):
         kwargs = kwargs or {}
         gate = self._gate
         run = gate.run
-        if not gate.open or run is None or gate.thread.inside:
+        if not gate.open or run is None or gate.thread.state:
             return func(*args, **kwargs)
         before = run.journal.records
         result = func(*args, **kwargs)

@@ -17,7 +17,7 @@ import torch
 
 from .. import recording
 from ..call import Call
-from ..gate import Gate
+from ..gate import HEARS, INSIDE, Gate
 from ..quiet import is_capturing
 from .collectives import Works, shown_results
 from .ops import FUNCTIONAL_COLLECTIVES, ApiSpec, find_owner, risk_of
@@ -60,7 +60,7 @@ class Wrapper(metaclass=_StandIn):
         """Make the call; record it if a window is open and no recorded call is around it."""
         gate = self._gate
         thread = gate.thread
-        if thread.inside or not gate.open or gate.focus:
+        if thread.state or not gate.open or gate.focus:
             return self.original(*args, **kwargs)
         if _is_compiling() or _is_tracing() or is_capturing():
             return self.original(*args, **kwargs)
@@ -119,7 +119,7 @@ class OpenWrapper(Wrapper):
         """Make the call; record it as `Wrapper` does, unless a functional collective makes it."""
         gate = self._gate
         thread = gate.thread
-        if thread.inside or thread.collective or not gate.open or gate.focus:
+        if thread.state or thread.collective or not gate.open or gate.focus:
             return self.original(*args, **kwargs)
         if _is_compiling() or _is_tracing() or is_capturing():
             return self.original(*args, **kwargs)
@@ -154,7 +154,7 @@ def record_call(
     stem = f"{wrapper.base}.{run.count(wrapper.base)}"
     forward = stem + ".forward"
     call = Call(run, wrapper.base, forward, stem + ".backward", run.parent(thread), wrapper)
-    thread.inside = hides
+    thread.state = INSIDE if hides else HEARS
     try:
         run.guard(forward, recording.begin, call, args, kwargs)
         try:
@@ -169,7 +169,7 @@ def record_call(
             run.guard(forward, recording.finish, call, shown)
         return result
     finally:
-        thread.inside = False
+        thread.state = HEARS
 
 
 def _is_bound(function: Any) -> bool:

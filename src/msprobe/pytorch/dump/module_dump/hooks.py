@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import edges, gradients, recording
 from ..call import Call
-from ..gate import Gate
+from ..gate import OFF, Gate
 from ..names import module_base, module_records, parameters_grad_record
 from ..quiet import is_capturing
 
@@ -45,7 +45,7 @@ class ModuleHook:
 
     def _is_off(self) -> bool:
         gate = self._gate
-        return not gate.open or gate.thread.off or (gate.focus and not self.always)
+        return not gate.open or gate.thread.state == OFF or (gate.focus and not self.always)
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Forward pre-hook."""
