@@ -13,7 +13,7 @@ from .deferred import TORCH_ERRORS, CannotMeasure, Deferred, current_stream, rea
 from .pieces import FREED, is_freed, memory_of, pieces
 
 fast_crc32: Any = None
-try:  # the optional extra "fast": the same values, about seven times as fast
+try:  # the optional extra "fast": the same values, many times as fast
     from isal import isal_zlib
 
     fast_crc32 = isal_zlib.crc32

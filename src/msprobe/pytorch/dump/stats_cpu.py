@@ -99,6 +99,10 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     are, so that they are infinite beyond its largest number.
     """
     dtype = tensor.dtype
+    if dtype is _SINGLE:
+        found = usual(tensor)
+        if found is not None:
+            return found
     count = _numel(tensor)
     work = _DOUBLE if dtype is _DOUBLE else _SINGLE
     distinct = tensor if _is_contiguous(tensor) else in_memory_order(tensor)
