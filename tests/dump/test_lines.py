@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msprobe.pytorch.dump import jsonfile
 from msprobe.pytorch.dump.describe import Entry, TensorEntry
-from msprobe.pytorch.dump.lines import line
+from msprobe.pytorch.dump.lines import line, pair
 
 
 def tensor(top=1.5, low=-2.0, mean=1e-30, norm=3.25, shape=(2, 3), grad=True) -> TensorEntry:
@@ -56,6 +56,11 @@ def test_line_equals_that_of_the_encoder(entry) -> None:
     found = line(name, record)
     assert found == jsonfile.member(name, record)
     assert name in json.loads(b"{" + found + b"}")
+
+
+@given(st.text(), st.none() | st.text())
+def test_pair_equals_that_of_the_encoder(name, value) -> None:
+    assert pair(name, value) == jsonfile.member(name, value)
 
 
 @given(st.lists(st.floats(), min_size=4, max_size=4), st.lists(st.integers(0, 9)), st.booleans())

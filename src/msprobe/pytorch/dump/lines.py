@@ -34,6 +34,12 @@ def line(name: str, record: Any) -> bytes:
     return f"{_quoted(name)}: {{{', '.join(sections)}}}".encode("utf-8", "backslashreplace")
 
 
+def pair(name: str, value: str | None) -> bytes:
+    """``"name": "value"`` as UTF-8, null for None."""
+    text = "null" if value is None else _quoted(value)
+    return f"{_quoted(name)}: {text}".encode("utf-8", "backslashreplace")
+
+
 def _named(section: dict[str, Any]) -> str:
     entries = [f"{_quoted(key)}: {_entry(entry)}" for key, entry in section.items()]
     return f"{{{', '.join(entries)}}}"

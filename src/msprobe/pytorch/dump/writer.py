@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import jsonfile, ptfile
+from . import jsonfile, lines, ptfile
 from .names import file_name, may_be_ours
 
 _logger = logging.getLogger("msprobe")
@@ -85,7 +85,7 @@ class Writer:
         """Write lines of final records and of running calls, parents, and (record, stack key)."""
         # The stack and the parent come first, so that every record on disk has them.
         if self._construct is not None and parents:
-            self._construct.append([jsonfile.member(k, v) for k, v in parents])
+            self._construct.append([lines.pair(name, parent) for name, parent in parents])
         if self._stack is not None and stacks:
             self._append_stacks(stacks, render)
         self._data.append(records, running)
