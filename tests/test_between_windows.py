@@ -189,3 +189,28 @@ def test_module_imported_between_windows_is_searched_when_another_has_gone(
     watcher.step()
     names = [f"Functional.silu.{number}.forward" for number in range(2)]
     assert list(read_dump(tmp_path / "dump").data) == names
+
+
+@pytest.mark.parametrize("first", [None, F.relu, torch.tanh], ids=["None", "F.relu", "torch.tanh"])
+def test_global_set_between_steps_is_recorded(
+    first: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of names is as it was; what the name led to before does not matter."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "globals_of_a_user.py").write_text("act = None\n")
+    user: Any = __import__("globals_of_a_user")
+    watcher = debugger(tmp_path / "dump", level="L1")
+    found = []
+    for step, function in enumerate((first, F.silu, first, torch.sigmoid)):
+        user.act = function
+        watcher.start()
+        if function is not None:
+            user.act(torch.ones(2))
+        watcher.stop()
+        watcher.step()
+        assert user.act is function
+        found.append(list(read_dump(tmp_path / "dump", step=step).data))
+    del sys.modules["globals_of_a_user"]
+    names = {None: [], F.relu: ["Functional.relu.0.forward"], torch.tanh: ["Torch.tanh.0.forward"]}
+    silu, sigmoid = ["Functional.silu.0.forward"], ["Torch.sigmoid.0.forward"]
+    assert found == [names[first], silu, names[first], sigmoid]

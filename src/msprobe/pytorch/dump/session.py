@@ -135,6 +135,8 @@ class Session:
         if self.window.is_open and not self.gate.open:
             self.window.close()  # an exception has interrupted the last stop()
         run.on_wait = self.works.unwaited.add
+        if self.gate.run is not run:
+            self.window.search_anew()
         self.gate.run = run
         opened = None
         try:

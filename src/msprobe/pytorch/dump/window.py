@@ -44,7 +44,7 @@ class Window:
         self._user_modules: list[ModuleType] = []
         self._scanned: dict[int, int] = {}  # id of a module → number of names when it was searched
         self._areas = False
-        self._found: list[tuple[dict[str, Any], str, Any]] = []
+        self._found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._compilers = Compilers(gate.thread, self._lift, self._put_back)
 
     def open_apis(
@@ -78,6 +78,14 @@ class Window:
         """Exchange the references that user code and these modules took before the window."""
         for names, key, wrapper in self._references(self._replaced, modules):
             self._rebound.replace_in(names, key, wrapper)
+
+    def search_anew(self) -> None:
+        """Search all modules of the user at the next start(), once a step.
+
+        At the others only `__main__` and those whose number of names has changed: 1,000 modules
+        with 40,000 names take 3 ms.
+        """
+        self._scanned.clear()
 
     def _install_builtin(self, builtin: Sequence[tuple[Any, str, Any]]) -> None:
         # Nearly always torch is as it was at the last start(): then so is the plan.
@@ -162,7 +170,7 @@ class Window:
             self._scan(user_module, originals)
         found = [
             (names, key, originals[id(original)])
-            for names, key, original in self._found
+            for names, key, original in self._found.values()
             if names.get(key) is original and id(original) in originals
         ]
         kinds = self._kinds
@@ -192,10 +200,11 @@ class Window:
         if self._scanned.get(id(module)) == size and module.__name__ != "__main__":
             return
         self._scanned[id(module)] = size
-        known = {(id(d), key) for d, key, _ in self._found}
+        if originals.keys().isdisjoint(map(id, list(names.values()))):
+            return  # nearly always, and in a third of the time
         for key, value in list(names.items()):
-            if id(value) in originals and (id(names), key) not in known:
-                self._found.append((names, key, value))
+            if id(value) in originals:
+                self._found[id(names), key] = names, key, value
 
 
 def _by_original(wrappers: Iterable[tuple[Any, str, Any]]) -> dict[int, Any]:
