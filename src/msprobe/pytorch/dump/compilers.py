@@ -35,17 +35,6 @@ def prime_torch_caches() -> None:
     torch.overrides.get_overridable_functions()
 
 
-def silenced(function: Any, thread: ThreadState) -> Any:
-    """``function``, during which nothing is recorded in its thread."""
-
-    @functools.wraps(function)
-    def silent(*args: Any, **kwargs: Any) -> Any:
-        with thread.silent():
-            return function(*args, **kwargs)
-
-    return silent
-
-
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Keep Dynamo away from what runs in the block: start() and stop() in a compiled region."""

@@ -20,7 +20,8 @@ class Coverage:
         self, parts: Sequence[tuple[int | None, str, Any]], fused: Sequence[str]
     ) -> None:
         """Modules that are recorded if they run, and those that are left to fused kernels."""
-        self._hooked.update({(index, fqn): type(module) for index, fqn, module in parts})
+        for index, fqn, module in parts:
+            self._hooked[index, fqn] = type(module)
         self._fused.update(fused)
 
     def missing(self) -> dict[str, list[str]]:

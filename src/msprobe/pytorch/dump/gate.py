@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,17 @@ class ThreadState(threading.local):
             yield
         finally:
             self.state = before
+
+
+def silenced(function: Any, thread: ThreadState) -> Any:
+    """``function``, during which nothing is recorded in its thread."""
+
+    @functools.wraps(function)
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        with thread.silent():
+            return function(*args, **kwargs)
+
+    return silent
 
 
 class Gate:

@@ -12,8 +12,8 @@ from torch import nn
 
 from .api_dump.areas import area_hooks, clip_grad_wrappers
 from .api_dump.wrap import is_wrapper, unwrapped
-from .compilers import Compilers, prime_torch_caches, silenced
-from .gate import Gate
+from .compilers import Compilers, prime_torch_caches
+from .gate import Gate, silenced
 from .module_dump.hooks import HookPair, ModuleHook
 from .patches import Patches, is_current, plan
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..gate import ThreadState
+from ..gate import ThreadState, silenced
 from .ops import DTENSOR, FUNCTIONAL_COLLECTIVES
 
 _storage = torch.Tensor.untyped_storage
@@ -119,12 +119,12 @@ def silent_patches(thread: ThreadState) -> list[tuple[Any, str, Callable[..., An
     found: list[tuple[Any, str, Callable[..., Any]]] = []
     tensors: Any = getattr(sys.modules.get(FUNCTIONAL_COLLECTIVES), "AsyncCollectiveTensor", None)
     if tensors is not None:
-        found.append((tensors, "__new__", staticmethod(_silenced(tensors.__new__, thread))))
+        found.append((tensors, "__new__", staticmethod(silenced(tensors.__new__, thread))))
     fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
     owners = {getattr(fake, "FakeTensorMode", None), *map(_propagator, DTENSOR)}
     for owner, name in itertools.product(owners, _ABOUT_SHAPES):
         if hasattr(owner, name):
-            found.append((owner, name, _silenced(getattr(owner, name), thread)))
+            found.append((owner, name, silenced(getattr(owner, name), thread)))
     return found
 
 
@@ -132,15 +132,6 @@ def _propagator(module: str) -> Any:
     """The class that tells how results of DTensor are laid out."""
     dtensor: Any = getattr(sys.modules.get(module), "DTensor", None)
     return type(getattr(getattr(dtensor, "_op_dispatcher", None), "sharding_propagator", None))
-
-
-def _silenced(original: Any, thread: ThreadState) -> Any:
-    @functools.wraps(original)
-    def silent(*args: Any, **kwargs: Any) -> Any:
-        with thread.silent():
-            return original(*args, **kwargs)
-
-    return silent
 
 
 def _address(tensor: Any) -> int:
