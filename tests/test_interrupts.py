@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import msprobe
 from helpers import debugger, read_dump
 from msprobe import check, reader
 from msprobe.pytorch.dump.interrupts import interrupts_wait
@@ -235,3 +237,17 @@ def test_interrupt_in_a_block_within_a_block_waits_for_the_outer_one() -> None:
     with pytest.raises(KeyboardInterrupt):
         outer()
     assert done
+
+
+def test_no_lock_is_made_in_python() -> None:
+    """Ctrl-C within their methods may come when the lock is taken and nobody will give it back."""
+    kinds = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Semaphore", "Timer")
+    made_in_python = {*(f"threading.{kind}" for kind in kinds), "queue.Queue"}
+    used = {
+        ast.unparse(node)
+        for path in Path(msprobe.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    assert "threading.Lock" in used
+    assert used.isdisjoint(made_in_python)

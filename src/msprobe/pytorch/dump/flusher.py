@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from typing import Any
 
@@ -9,22 +11,26 @@ PERIOD_S = 0.8  # a record is on disk within a second: this, and the time to wri
 
 
 class Flusher:
-    """Flushes the runs that have something new, also while the training thread hangs."""
+    """Flushes the runs that have something new, also while the training thread hangs.
+
+    `wake` takes no lock that is made in Python, as `threading.Event` is: Ctrl-C may leave it taken.
+    """
 
     def __init__(self) -> None:
         self._dirty: set[Any] = set()
-        self._woken = threading.Event()
-        self._stopped = threading.Event()
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()  # not empty: wake up
+        self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()  # not empty: end
+        self._stopped = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def wake(self, run: Any) -> None:
         """``run`` has something to write."""
         self._dirty.add(run)
-        if self._stopped.is_set():
+        if self._stopped:
             self.flush()  # after the end of the session: nobody else will
-        elif not self._woken.is_set():
-            self._woken.set()
+        elif self._calls.empty():
+            self._calls.put(None)
             if self._thread is None:
                 self._start()
 
@@ -34,16 +40,18 @@ class Flusher:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None and not self._stopped.is_set():
+            if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._loop, name="msprobe", daemon=True)
                 self._thread.start()
 
     def _loop(self) -> None:
         while True:
-            self._woken.wait()
-            if self._stopped.wait(PERIOD_S):
+            self._calls.get()
+            with contextlib.suppress(queue.Empty):
+                self._ends.get(timeout=PERIOD_S)
                 return
-            self._woken.clear()
+            while not self._calls.empty():
+                self._calls.get()
             self.flush()
 
     def flush(self) -> None:
@@ -54,11 +62,12 @@ class Flusher:
 
     def stop(self) -> None:
         """Write all that is new and end the thread."""
-        self._stopped.set()
-        self._woken.set()
+        self._stopped = True
+        self._ends.put(None)
+        self._calls.put(None)
         self.flush()
 
     def forget(self) -> None:
         """In a forked child, where the thread does not exist: never write."""
-        self._stopped.set()
+        self._stopped = True
         self._dirty = set()
