@@ -22,23 +22,26 @@ GROUPS: dict[str, tuple[str, str]] = {
     "base": ("", "msprobe msprobe.errors"),
     "leaves": (
         "",
-        "~ ~.callstack ~.coverage ~.describe ~.device ~.filters ~.flusher ~.gate ~.interrupts"
-        " ~.names ~.patches ~.quiet ~.unseen ~.api_dump ~.module_dump",
+        "~ ~.callstack ~.coverage ~.device ~.entries ~.filters ~.flusher ~.gate ~.interrupts"
+        " ~.names ~.patches ~.quiet ~.subclasses ~.unseen ~.api_dump ~.module_dump",
     ),
     "graph": ("", "~.edges ~.passes ~.gradients"),
     "configuration": (
         "base",
         "~.config_values ~.config_file ~.config_keys ~.config ~.arguments ~.reload",
     ),
+    "descriptions": ("leaves", "~.leaf_entries ~.describe"),
     "values": (
         "leaves",
         "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.copies"
         " ~.fills ~.arrays ~.tasks ~.verdicts",
     ),
     "files": ("leaves values", "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.journal"),
-    "records": ("base leaves graph", "~.call ~.saved"),
-    "run": ("leaves graph configuration values files records", "~.run ~.runs"),
-    "recording": ("leaves graph records run", "~.recording"),
+    "records": ("base leaves graph descriptions", "~.call ~.saved"),
+    "run": (
+        "leaves graph configuration descriptions values files records", "~.run ~.runs"
+    ),
+    "recording": ("leaves graph descriptions records run", "~.recording"),
     "interception": (
         "base leaves graph configuration records recording",  # the run is reached through the gate
         "~.api_dump.ops ~.api_dump.areas ~.api_dump.functional ~.api_dump.collectives"

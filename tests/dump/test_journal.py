@@ -11,7 +11,7 @@ import torch
 from helpers import read_json
 from msprobe.pytorch.dump import stats
 from msprobe.pytorch.dump.deferred import Deferred
-from msprobe.pytorch.dump.describe import TensorEntry
+from msprobe.pytorch.dump.entries import TensorEntry
 from msprobe.pytorch.dump.journal import Journal
 from msprobe.pytorch.dump.small import REDUCTIONS, elements
 from msprobe.pytorch.dump.writer import Writer

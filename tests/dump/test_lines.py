@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe.pytorch.dump import jsonfile
-from msprobe.pytorch.dump.describe import Entry, TensorEntry
+from msprobe.pytorch.dump.entries import Entry, TensorEntry
 from msprobe.pytorch.dump.lines import line, pair
 
 

@@ -13,7 +13,7 @@ import torch
 from .dump import device
 from .dump.checksums import crc32
 from .dump.deferred import CannotMeasure
-from .dump.describe import plain_tensor
+from .dump.subclasses import plain_tensor
 
 _ACCELERATORS = ("cuda", "npu", "xpu")
 

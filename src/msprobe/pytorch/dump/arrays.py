@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .describe import Entry
+from .entries import Entry
 from .fills import Sink, set_statistics
 
 

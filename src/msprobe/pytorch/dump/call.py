@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import names
-from .describe import TensorEntry, fill
+from .entries import TensorEntry, fill
 
 if TYPE_CHECKING:
     from .run import StepRun

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from . import small, stats
-from .describe import Entry, TensorEntry
+from .entries import Entry, TensorEntry
 
 
 class Sink(Protocol):

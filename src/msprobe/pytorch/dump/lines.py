@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from . import jsonfile
-from .describe import TensorEntry
+from .entries import TensorEntry
 
 _quoted: Any = json.encoder.encode_basestring
 

@@ -14,7 +14,8 @@ import torch
 
 from . import edges, gradients
 from .call import Call
-from .describe import Entry, OnTensor, describe, describe_kwargs, describe_output, places
+from .describe import describe, describe_kwargs, describe_output
+from .entries import Entry, OnTensor, places
 from .run import StepRun
 
 _DONE: Any = types.MappingProxyType({})  # the record of a call that has been written

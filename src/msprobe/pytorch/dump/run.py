@@ -14,7 +14,8 @@ from .background import ASYNC_LIMIT_BYTES, LIMIT_BYTES, Background
 from .call import Call
 from .config import DumpConfig, Level
 from .coverage import Coverage
-from .describe import Entry, OnTensor, TensorEntry, describe
+from .describe import describe
+from .entries import Entry, OnTensor, TensorEntry
 from .filters import Names, Selection
 from .gate import OFF, ThreadState
 from .journal import Journal

@@ -10,7 +10,8 @@ import torch
 from msprobe.errors import warn_user
 
 from . import edges, gradients
-from .describe import TensorEntry, describe, fill, places
+from .describe import describe
+from .entries import TensorEntry, fill, places
 
 if TYPE_CHECKING:
     from .run import StepRun

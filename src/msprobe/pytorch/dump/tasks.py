@@ -11,9 +11,10 @@ import torch
 
 from . import copies, small, stats
 from .arrays import array_entry
-from .describe import Entry, OnTensor, TensorEntry, plain_tensor, tensor_type, unwaited
+from .entries import Entry, OnTensor, TensorEntry
 from .fills import FIELDS, FILLS, NO_VALUES, Sink, say
 from .pieces import FREED, is_freed
+from .subclasses import plain_tensor, tensor_type, unwaited
 
 _elements = small.elements
 _usual = stats.usual

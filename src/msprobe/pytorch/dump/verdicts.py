@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .describe import TensorEntry, plain_tensor
+from .entries import TensorEntry
+from .subclasses import plain_tensor
 
 # Functions that write into their first argument with inplace=True.
 _IN_PLACE_BY_KEYWORD = frozenset(
