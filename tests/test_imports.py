@@ -36,7 +36,10 @@ GROUPS: dict[str, tuple[str, str]] = {
         "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.copies"
         " ~.fills ~.arrays ~.tasks ~.verdicts",
     ),
-    "files": ("leaves values", "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.journal"),
+    "files": (
+        "leaves values",
+        "~.jsonfile ~.lines ~.ptfile ~.writer ~.background ~.tensor_files ~.journal",
+    ),
     "records": ("base leaves graph descriptions", "~.call ~.saved"),
     "run": (
         "leaves graph configuration descriptions values files records", "~.run ~.runs"

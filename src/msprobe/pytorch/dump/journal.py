@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import callstack, copies, jsonfile, lines, small, stats
+from . import callstack, lines, small, stats
 from .background import Background
+from .tensor_files import TensorFiles
 from .writer import Writer
 
 _RAISED = "it raised an exception, or the window closed before it returned"
 _ENOUGH = 256  # small tensors that are measured together
-_DATA_NAME = re.compile(rb'"data_name": ("(?:[^"\\]|\\.)*")')
-_NO_NAME = b'"data_name": null'
 
 
 class Journal:
@@ -26,7 +24,7 @@ class Journal:
     """
 
     def __init__(
-        self, writer: Writer, wake: Callable[[], None], background: Background | None = None
+        self, writer: Writer, wake: Callable[[], None], tensors: TensorFiles | None = None
     ) -> None:
         self.writer = writer
         self.records = 0
@@ -49,8 +47,7 @@ class Journal:
         self._awaited: list[str] = []  # places of descriptions that are filled in later
         self._holding = threading.Lock()
         self._discarded = False
-        self._background = background or Background()
-        self._unsaved: set[bytes] = set()  # files that could not be written, as JSON
+        self._tensors = tensors or TensorFiles(writer, Background())
 
     def add(self, name: str, record: Any) -> None:
         """A complete record.
@@ -166,35 +163,6 @@ class Journal:
             self.writer.log(name, error)
             return lines.line(name, None)
 
-    def save_tensor(self, path: str, tensor: Any) -> str:
-        """Have a tensor or numpy array written as it is now; the name of its file.
-
-        In the background, or at once if it is too large to have a copy wait, or of a dtype that
-        torch can not copy. In either case the file is complete before its record is written. If it
-        can not be written its name is taken out again.
-        """
-        name = self.writer.tensor_name(path, tensor)
-        size = _size_bytes(tensor)
-        copy = copies.snapshot(tensor) if size <= self._background.limit_bytes else None
-        if copy is None:
-            self._save(path, name, copies.host_copy(tensor))
-        else:
-            self._background.submit(size, lambda: self._save(path, name, copy))
-        return name
-
-    def _save(self, path: str, name: str, tensor: Any) -> None:
-        try:
-            if not self._discarded:
-                self.writer.save_tensor(name, tensor)
-        except Exception as error:
-            self.writer.log(path, error)
-            self._unsaved.add(jsonfile.encode(name).encode())
-
-    def _saved(self, text: bytes) -> bytes:
-        """The line of a record without the names of files that could not be written."""
-        unsaved = self._unsaved
-        return _DATA_NAME.sub(lambda m: _NO_NAME if m[1] in unsaved else m[0], text)
-
     def flush(self, compact: bool = False, *, last: bool = False) -> None:
         """Write what has been collected. Errors of the file system are logged, not raised.
 
@@ -206,7 +174,7 @@ class Journal:
             running = [(n, call, dict(call.record)) for n, call in list(self.running.items())]
             drafts = list(self.drafts.items())
             records = self._take()
-            self._background.wait()
+            self._tensors.wait()
             if self._discarded:
                 self.parents.clear()
                 self._stacks.clear()
@@ -262,12 +230,10 @@ class Journal:
 
     def _write(self, records: list[Any], draft: list[Any]) -> None:
         final, unfinished = [[self._text(*named) for named in part] for part in (records, draft)]
-        if self._unsaved:
-            final, unfinished = [[*map(self._saved, part)] for part in (final, unfinished)]
         try:
             self.writer.append(
-                final,
-                unfinished,
+                self._tensors.checked(final),
+                self._tensors.checked(unfinished),
                 _drain(self.parents),
                 _drain(self._stacks),
                 callstack.render,
@@ -290,7 +256,7 @@ class Journal:
     def close(self, coverage: Mapping[str, Any]) -> None:
         """Write everything and close the files; what still arrives opens them again."""
         self.flush(last=True)  # drafts stay drafts: their gradients may come later
-        self._background.close()
+        self._tensors.close()
         with self._lock:
             notes = {**coverage, "records_incomplete": self.incomplete}
             try:
@@ -302,16 +268,8 @@ class Journal:
         """Remove what was collected; what still arrives is dropped."""
         with self._lock:
             self._discarded = True
-            self._background.close()
+            self._tensors.discard()
             self.writer.discard()
-
-
-def _size_bytes(tensor: Any) -> int:
-    """Memory of a tensor or numpy array; of one that is not strided, an upper bound."""
-    try:
-        return int(tensor.nbytes)
-    except RuntimeError:  # sparse
-        return int(tensor.numel() * tensor.element_size())
 
 
 def _is_within(path: str, name: str) -> bool:

@@ -21,6 +21,7 @@ from .gate import OFF, ThreadState
 from .journal import Journal
 from .passes import Passes
 from .quiet import autocast, dispatch_modes, function_modes, quiet, subclass_functions_off
+from .tensor_files import TensorFiles
 from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
 
@@ -45,8 +46,9 @@ class StepRun:
     ) -> None:
         self.config = config
         limit = ASYNC_LIMIT_BYTES if config.async_dump else LIMIT_BYTES
-        background = Background(limit, thread.silent)
-        self.journal = Journal(writer, lambda: wake(self), background)
+        tensors = TensorFiles(writer, Background(limit, thread.silent))
+        self.keep = tensors.save  # Sink
+        self.journal = Journal(writer, lambda: wake(self), tensors)
         self.small = self.journal.small
         self.writer = writer
         self.thread = thread
@@ -159,7 +161,7 @@ class StepRun:
             is_bad,
             limit,
             only_bad=self.task.only_bad,
-            keep=self.keep,
+            keep=lambda path, tensor: self.keep(path, tensor),  # `forget` changes it
             problem=self.problem,
             end=end,
         )
@@ -290,10 +292,6 @@ class StepRun:
             return False
         return self.on_wait(self, result, path, fill)
 
-    def keep(self, path: str, tensor: Any) -> str:
-        """Sink: save a tensor."""
-        return self.journal.save_tensor(path, tensor)
-
     def problem(self, path: str, reason: str | Exception) -> None:
         """Sink: a value that could not be computed."""
         self.writer.log(path, reason)
@@ -332,7 +330,7 @@ class StepRun:
     def forget(self) -> None:
         """In a forked child: the files are the parent's, whatever gradients still arrive here."""
         nowhere: Any = _Nowhere()
-        self.journal = self.writer = nowhere
+        self.journal = self.writer = self.keep = nowhere
 
     def close(self, notes: Mapping[str, Any]) -> None:
         """End the step. ``notes`` are further entries of coverage.json."""
