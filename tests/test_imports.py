@@ -42,7 +42,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "records": ("base leaves graph descriptions", "~.call ~.saved"),
     "run": (
-        "leaves graph configuration descriptions values files records", "~.run ~.runs"
+        "leaves graph configuration descriptions values files records",
+        "~.guard ~.run ~.runs",
     ),
     "recording": ("leaves graph descriptions records run", "~.recording"),
     "interception": (

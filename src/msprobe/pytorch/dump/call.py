@@ -95,6 +95,44 @@ class Call:
         if parent is not None and not parent.told:
             parent.tell_backward(parent.backward)
 
+    # ---- whether it is recorded --------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Whether the forward record is wanted; what `list` makes of the records within it."""
+        run, selected = self.run, self.run.selection.names
+        parent: Call | None = self.parent if type(self.parent) is Call else None
+        within = parent is not None and parent.within
+        self.wanted = self._is_selected(self.forward, within, taken=run.takes_forward)
+        if self.spec is None and selected:
+            # Both now: in backward the inner calls come before the module.
+            self.within = within or selected.would_match(self.forward)
+            self.within_backward = selected.would_match(self.backward) or (
+                parent is not None and parent.within_backward
+            )
+
+    def _decide_backward(self) -> bool:
+        parent: Call | None = self.parent if type(self.parent) is Call else None
+        within = parent is not None and parent.within_backward
+        return self._is_selected(self.backward, within)
+
+    def _is_selected(self, name: str, within: bool, *, taken: bool = True) -> bool:
+        selection, api = self.run.selection, self.base.rpartition(".")[2]
+        risk = "CORE" if self.spec is None else str(self.spec.risk)
+        return selection.takes_api(api) and selection.enter(name, risk, within, taken=taken)
+
+    def give_up(self) -> None:
+        """Its record ends with its inputs; its stack and parent are noted."""
+        run = self.run
+        if not self.noted:
+            if self.stack is not None and not run.task.only_bad:
+                run.journal.stack(self.forward, self.stack)
+            if run.constructs:
+                run.note(self.forward, self.parent_name())
+            self.noted = True
+        self.failed = True
+        if not run.selection.takes_all:
+            run.selection.leave(self.forward)
+
     # ---- listener of gradients ---------------------------------------------------------------
 
     def guard(self, function: Callable[..., None], *args: Any) -> None:
@@ -106,7 +144,7 @@ class Call:
         run = self.run
         self._grads_in, self._grads_out = {}, {}
         self.takes_backward = run.takes_backward and (
-            run.selection.takes_all or run.decide_backward(self)
+            run.selection.takes_all or self._decide_backward()
         )
         if run.verdicts is not None:
             self.held_grads = []

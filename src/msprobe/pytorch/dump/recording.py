@@ -32,7 +32,7 @@ def begin(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if run.selection.takes_all:
         call.wanted = True
     else:
-        run.decide(call)
+        call.decide()
     if call.wanted:
         call.stack = run.journal.capture_stack()
     if spec is not None and spec.ignore_input:
@@ -152,7 +152,7 @@ def fail(call: Call) -> None:
     """The call has raised: its record ends with its inputs."""
     call.seen, call.held = None, ()
     if not call.failed:
-        call.run.give_up(call)
+        call.give_up()
 
 
 def _parameters(call: Call, parameters: Mapping[str, Any]) -> dict[str, Any]:

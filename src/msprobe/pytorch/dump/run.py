@@ -17,10 +17,10 @@ from .coverage import Coverage
 from .describe import describe
 from .entries import Entry, OnTensor, TensorEntry
 from .filters import Names, Selection
-from .gate import OFF, ThreadState
+from .gate import ThreadState
+from .guard import Guard
 from .journal import Journal
 from .passes import Passes
-from .quiet import autocast, dispatch_modes, function_modes, quiet, subclass_functions_off
 from .tensor_files import TensorFiles
 from .verdicts import Verdicts, tensor_entries
 from .writer import Writer
@@ -52,6 +52,7 @@ class StepRun:
         self.small = self.journal.small
         self.writer = writer
         self.thread = thread
+        self.guard = Guard(thread, self.problem).run  # runs all our own work
         # Hears when somebody waits for the result of a functional collective.
         self.on_wait: Callable[[StepRun, Any, str, Callable[[], None]], bool] | None = None
         self.passes = passes
@@ -112,30 +113,6 @@ class StepRun:
         """As `parent`, for a module: torch's own areas are no parents of modules."""
         parent = self.parent(thread)
         return parent if isinstance(parent, Call) else None
-
-    def decide(self, call: Call) -> None:
-        """Whether the forward record is wanted; what `list` makes of the records within it."""
-        parent = call.parent if isinstance(call.parent, Call) else None
-        within = parent is not None and parent.within
-        taken = self.takes_forward
-        call.wanted = self.selection.takes_api(_api(call)) and self.selection.enter(
-            call.forward, _risk(call), within, taken=taken
-        )
-        if call.spec is None and self.selection.names:
-            # Both now: in backward the inner calls come before the module.
-            match = self.selection.names.would_match
-            call.within = within or match(call.forward)
-            call.within_backward = match(call.backward) or (
-                parent is not None and parent.within_backward
-            )
-
-    def decide_backward(self, call: Call) -> bool:
-        """Whether the backward record is wanted."""
-        parent = call.parent if isinstance(call.parent, Call) else None
-        within = parent is not None and parent.within_backward
-        return self.selection.takes_api(_api(call)) and self.selection.enter(
-            call.backward, _risk(call), within
-        )
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:
         """Whether a parameter gradient of module ``base`` is recorded."""
@@ -266,18 +243,6 @@ class StepRun:
             parents.append((parent, None))
         parents.append((name, parent))
 
-    def give_up(self, call: Call) -> None:
-        """The record of a running call ends with its inputs; its stack and parent are noted."""
-        if not call.noted:
-            if call.stack is not None and not self.task.only_bad:
-                self.journal.stack(call.forward, call.stack)
-            if self.constructs:
-                self.note(call.forward, call.parent_name())
-            call.noted = True
-        call.failed = True
-        if not self.selection.takes_all:
-            self.selection.leave(call.forward)
-
     def saved_entry(self, value: Any, path: str) -> Any:
         """Entry of a tensor given to save(), or of its gradient."""
         return self._describers[self.task.keeps_all](value, path)
@@ -296,35 +261,6 @@ class StepRun:
         """Sink: a value that could not be computed."""
         self.writer.log(path, reason)
 
-    def guard(self, name: str, function: Callable[..., T], *args: Any) -> T | None:
-        """Run our own work: unseen by the user's modes, marked as ours, and never raising.
-
-        The one place where our errors are caught.
-        """
-        thread = self.thread
-        state = thread.state
-        thread.state = OFF
-        try:
-            # A subclass's own __torch_function__ must not hear of our work either.
-            with subclass_functions_off():
-                if dispatch_modes() or function_modes() or autocast():
-                    return self._unseen(function, args)
-                return function(*args)
-        except Exception as error:
-            self.writer.log(name, error)
-            return None
-        finally:
-            thread.state = state
-
-    def _unseen(self, function: Callable[..., T], args: Any) -> T:
-        thread = self.thread
-        thread.autocast = autocast()
-        try:
-            with quiet():
-                return function(*args)
-        finally:
-            thread.autocast = False
-
     # ---- the end -----------------------------------------------------------------------------
 
     def forget(self) -> None:
@@ -337,7 +273,7 @@ class StepRun:
         for call in list(self.journal.running.values()):
             if not call.failed:
                 self.journal.incomplete[call.forward] = _NOT_RETURNED
-                self.give_up(call)
+                call.give_up()
         self.kept_nodes = []
         unmet = self.selection.unmet()
         unmet += [f"tensor_list entry {e!r} matched no record" for e in self._tensor_list.unmet()]
@@ -355,11 +291,3 @@ class _Nowhere:
 
     def __call__(self, *_: Any, **__: Any) -> _Nowhere:
         return self
-
-
-def _api(call: Call) -> str:
-    return call.base.rpartition(".")[2]
-
-
-def _risk(call: Call) -> str:
-    return "CORE" if call.spec is None else str(call.spec.risk)
