@@ -22,8 +22,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "base": ("", "msprobe msprobe.errors"),
     "leaves": (
         "",
-        "~ ~.callstack ~.coverage ~.device ~.entries ~.filters ~.flusher ~.gate ~.interrupts"
-        " ~.names ~.patches ~.quiet ~.subclasses ~.unseen ~.api_dump ~.module_dump",
+        "~ ~.callstack ~.coverage ~.device ~.entries ~.filters ~.flusher ~.forks ~.gate"
+        " ~.interrupts ~.names ~.patches ~.quiet ~.subclasses ~.unseen ~.api_dump ~.module_dump",
     ),
     "graph": ("", "~.edges ~.passes ~.gradients"),
     "configuration": (
@@ -49,8 +49,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "interception": (
         "base leaves graph configuration records recording",  # the run is reached through the gate
         "~.api_dump.ops ~.api_dump.areas ~.api_dump.functional ~.api_dump.collectives"
-        " ~.api_dump.wrap ~.api_dump.custom ~.module_dump.hooks ~.module_dump.focus ~.tokens"
-        " ~.compilers ~.window",
+        " ~.api_dump.wrap ~.api_dump.builtin ~.api_dump.custom ~.module_dump.hooks"
+        " ~.module_dump.focus ~.tokens ~.compilers ~.window",
     ),
     "session": (
         "base leaves graph configuration values files records run recording interception",

@@ -5,26 +5,22 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.utils.data import get_worker_info
-
-from msprobe.errors import ConfigError
 
 from . import device, unseen
-from .api_dump import ops, wrap
-from .api_dump.collectives import Works, work_patch
+from .api_dump.builtin import Builtin
+from .api_dump.collectives import Works
 from .api_dump.custom import CustomApis, triton_patch
 from .arguments import check_models, check_rank_id, check_token_range
 from .compilers import uncompiled
 from .config import DumpConfig, Level
 from .config_keys import filters_in
+from .forks import call_in_children, say_not_recorded
 from .gate import Gate
 from .interrupts import interrupts_wait
 from .module_dump.focus import Focus
@@ -77,21 +73,19 @@ class Session:
         self.gate = Gate()
         self.window = Window(self.gate)
         self.works = Works()
+        self._builtin = Builtin(self.gate, self.works)
         self.custom = CustomApis(self.gate, config.custom_op_namespaces)
-        self.missing_apis: list[str] = []
         recorded = config.level in (Level.L1, Level.MIX) and not off
         self._unseen = unseen.Counting(self.gate) if recorded and unseen.wanted() else None
         self._file = ConfigFile(config, load)
         self._runs = Runs(self.gate.thread, Passes(), self._end_collecting)
-        self._wrappers: list[tuple[Any, str, Any]] = []
-        self._loaded_late: list[str] = []  # modules with functions of the table, when it was read
         self.focus = Focus(self.gate)
         self._life = threading.RLock()  # held by start, stop, step, reset and close
         self._said: set[str] = set()
         if recorded:
-            self._builtin_wrappers()
+            self._builtin.wrappers(config)  # the error of a wrong list comes now
         atexit.register(self.close)
-        _forget_in_children(self)
+        call_in_children(self.forget)
 
     # ---- start, stop, step -------------------------------------------------------------------
 
@@ -159,7 +153,7 @@ class Session:
         if config.level != Level.L0 and further:
             self.window.rebind(modules)  # a further model in the same window
         elif config.level != Level.L0:
-            builtin = self._builtin_wrappers()
+            builtin = self._builtin.wrappers(config)
             custom = [*triton_patch(self.gate), *self.custom.wrappers()]
             self.window.open_apis(builtin, custom, modules, config.level == Level.MIX)
         if config.level != Level.L1:
@@ -241,12 +235,8 @@ class Session:
 
     def _shut_in_child(self, by_call: bool) -> None:
         self.window.close()
-        if by_call and get_worker_info() is None:
-            _logger.warning(
-                "process %d was forked while its parent was recording: nothing is recorded here"
-                " unless it calls start() itself",
-                os.getpid(),
-            )
+        if by_call:
+            say_not_recorded()
 
     def reload(self, *, force: bool = False) -> None:
         """Take a changed configuration file over, between steps only."""
@@ -350,47 +340,14 @@ class Session:
         """Entries of coverage.json that belong to the session."""
         notes: dict[str, Any] = {
             "filters": filters_in(self.config),
-            "apis_not_in_this_torch": self.missing_apis,
+            "apis_not_in_this_torch": self._builtin.missing,
         }
         if self._unseen is not None:  # the first step that is written has been listened to
             notes["torch_calls_not_recorded"] = self._unseen.found()
             self._unseen = None
         return notes
 
-    def _builtin_wrappers(self) -> list[tuple[Any, str, Any]]:
-        loaded = ops.late_modules()
-        if not self._wrappers or loaded != self._loaded_late:
-            self._loaded_late = loaded
-            specs, self.missing_apis = ops.load_specs()
-            self._wrappers = wrap.build_wrappers(specs, self.gate, self.works)
-            self._check_lists()
-            self._wrappers = [*self._wrappers, *work_patch(self.works)]
-        return self._wrappers
-
-    def _check_lists(self) -> None:
-        """white_list and black_list of task acc_check name functions that are wrapped."""
-        known = {wrapper.base.rpartition(".")[2] for _, _, wrapper in self._wrappers}
-        for key in ("white_list", "black_list"):
-            unknown = [name for name in getattr(self.config, key) if name not in known]
-            if unknown:
-                raise ConfigError(
-                    f"{self.config.source}: {key!r} has {unknown!r}, which no function in"
-                    " support_wrap_ops.yaml is called; expected names without prefix. Example:"
-                    f' "{key}": ["conv2d"].'
-                )
-
     def _say_once(self, text: str, level: int = logging.WARNING, key: str = "") -> None:
         if (key or text) not in self._said:
             self._said.add(key or text)
             _logger.log(level, "%s", text)
-
-
-def _forget_in_children(session: Session) -> None:
-    alive = weakref.ref(session)
-
-    def forget() -> None:
-        parent = alive()
-        if parent is not None:
-            parent.forget()
-
-    os.register_at_fork(after_in_child=forget)
