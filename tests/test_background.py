@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import logging
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +121,54 @@ def test_tensor_that_cannot_be_written_has_no_file_name_and_a_reason(
     log = next(tmp_path.rglob("dump_error_info.log")).read_text()
     assert "relu.0.forward.output.0" in log
     assert "No space left on device" in log
+
+
+def _interrupted_at(line: int, function: Any, call: Callable[[], None]) -> bool:
+    """Whether ``call`` came to this line of ``function``, where Ctrl-C then came."""
+    code = function.__code__
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line" and frame.f_lineno == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+SUBMITTING = [background.Background.submit, background.Background._start]
+
+
+@pytest.mark.parametrize("function", SUBMITTING, ids=lambda f: f.__name__)
+def test_ctrl_c_at_any_line_of_a_submission_leaves_nothing_to_wait_for(function: Any) -> None:
+    lines = {line for _, _, line in function.__code__.co_lines() if line}
+    interrupted = 0
+    for line, before in itertools.product(sorted(lines), (0, 1, 3)):
+        jobs = background.Background()
+        done: list[int] = []
+        for number in range(before):
+            jobs.submit(10, functools.partial(done.append, number))
+        submit = functools.partial(jobs.submit, 10, lambda: None)
+        interrupted += _interrupted_at(line, function, submit)
+        jobs.submit(10, functools.partial(done.append, before))
+        over = threading.Thread(target=_end, args=[jobs], daemon=True)
+        over.start()
+        over.join(20)
+        assert not over.is_alive(), line
+        assert len(done) == before + 1
+    assert interrupted >= 4
+
+
+def _end(jobs: background.Background) -> None:
+    jobs.wait()
+    jobs.close()

@@ -77,8 +77,7 @@ class Background:
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
-        for _ in range(_THREADS):
-            self._jobs.put(None)
+        self._jobs.put(None)
         for thread in threads:
             thread.join()
 
@@ -100,6 +99,7 @@ class Background:
         """Do one job; False when no more will come."""
         given = self._jobs.get()
         if given is None:
+            self._jobs.put(None)  # for the other threads
             return False
         number, size_bytes, job = given
         job()
