@@ -1,4 +1,4 @@
-"""Life cycle: which step, is the gate open, what to install and undo."""
+"""Life cycle: which step is it, is it to be recorded, when do windows open and close."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch import nn
-
-from . import device, unseen
-from .api_dump.builtin import Builtin
-from .api_dump.collectives import Works
-from .api_dump.custom import CustomApis, triton_patch
+from . import device
 from .arguments import check_models, check_rank_id, check_token_range
 from .compilers import uncompiled
 from .config import DumpConfig, Level
 from .config_keys import filters_in
-from .forks import call_in_children, say_not_recorded
-from .gate import Gate
+from .forks import call_in_children
+from .interception import Interception
 from .interrupts import interrupts_wait
-from .module_dump.focus import Focus
-from .module_dump.hooks import hookable, named_modules
 from .passes import Passes
 from .reload import ConfigFile
 from .run import StepRun
 from .runs import Runs, folder_of
 from .saved import save
-from .tokens import request_slice, watch_tokens
-from .window import Window
+from .tokens import request_slice
 
 _logger = logging.getLogger("msprobe")
 
@@ -70,20 +62,13 @@ class Session:
         self.ended = False  # a task has seen what it was to see
         self.run: StepRun | None = None
         self._overrides: dict[str, Any] = {}  # set on debugger.config: stronger than the file
-        self.gate = Gate()
-        self.window = Window(self.gate)
-        self.works = Works()
-        self._builtin = Builtin(self.gate, self.works)
-        self.custom = CustomApis(self.gate, config.custom_op_namespaces)
-        recorded = config.level in (Level.L1, Level.MIX) and not off
-        self._unseen = unseen.Counting(self.gate) if recorded and unseen.wanted() else None
+        self._interception = Interception(config, off=off)
+        self.gate = self._interception.gate
+        self.focus = self._interception.focus
         self._file = ConfigFile(config, load)
         self._runs = Runs(self.gate.thread, Passes(), self._end_collecting)
-        self.focus = Focus(self.gate)
         self._life = threading.RLock()  # held by start, stop, step, reset and close
         self._said: set[str] = set()
-        if recorded:
-            self._builtin.wrappers(config)  # the error of a wrong list comes now
         atexit.register(self.close)
         call_in_children(self.forget)
 
@@ -119,64 +104,18 @@ class Session:
                 return
             run.use_slices(rows or ())
             self._say_where(rank, run)
-            self._open_window(run, models, listed)
-            if self.gate.open and tokens is not None:
-                self.window.hold(watch_tokens(models[0], *tokens, self.gate))
+            self._interception.open(run, self.config, models, listed)
+            if tokens is not None:
+                self._interception.only_tokens(models[0], *tokens)
             if came:  # start() will raise, so stop() may never be called
-                self._shut()
-
-    def _open_window(self, run: StepRun, models: list[nn.Module], listed: bool) -> None:
-        if self.window.is_open and not self.gate.open:
-            self.window.close()  # an exception has interrupted the last stop()
-        run.on_wait = self.works.unwaited.add
-        if self.gate.run is not run:
-            self.window.search_anew()
-        self.gate.run = run
-        opened = None
-        try:
-            self.gate.open = True
-            opened = run.guard("start", self._install, models, listed)
-        finally:
-            if not opened:  # an error of ours, or an exception from a signal: nothing stays behind
-                self._shut()
-
-    def _shut(self) -> None:
-        self.gate.open = False
-        self.window.close()
-
-    def _install(self, models: list[nn.Module], listed: bool) -> bool:
-        config = self.config
-        further = self.window.is_open
-        self.window.is_open = True  # from here on there is something to take back
-        parts = named_modules(models, listed)
-        modules = [module for _, _, module in parts]
-        if config.level != Level.L0 and further:
-            self.window.rebind(modules)  # a further model in the same window
-        elif config.level != Level.L0:
-            builtin = self._builtin.wrappers(config)
-            custom = [*triton_patch(self.gate), *self.custom.wrappers()]
-            self.window.open_apis(builtin, custom, modules, config.level == Level.MIX)
-        if config.level != Level.L1:
-            recorded, fused = hookable(parts)
-            if self.run is not None:
-                self.run.coverage.may_run(recorded, fused)
-            self.window.open_modules(recorded)
-        if self._unseen is not None:
-            self._unseen.enter()
-        return True
+                self._interception.shut()
 
     @uncompiled()
     @interrupts_wait()
     @_one_at_a_time
     def stop(self) -> None:
         """Close the window and write what it has collected."""
-        if self._unseen is not None:
-            self._unseen.leave()
-        if self.window.is_open:
-            self.gate.open = False
-            self.focus.end(forgotten=True)
-            self.window.close()
-        self.works.finish_all()
+        self._interception.close()
         self._runs.flush()
 
     @uncompiled()
@@ -212,7 +151,7 @@ class Session:
             return
         self.stop()
         self._close_runs()
-        self.window.close()  # what another patch covered at stop() and has uncovered since
+        self._interception.shut()  # what another patch covered at stop() and has uncovered since
         self.closed = True
         self._runs.stop()
         atexit.unregister(self.close)
@@ -225,18 +164,8 @@ class Session:
         """
         self._life = threading.RLock()  # another thread may have held it
         self._runs.forget()
-        self.works.forget()
-        self.run = self.gate.run = None
-        if self.gate.open:
-            self.gate.forget(self._shut_in_child)
-        else:
-            self.gate.thread.begin()
-            self.window.close()
-
-    def _shut_in_child(self, by_call: bool) -> None:
-        self.window.close()
-        if by_call:
-            say_not_recorded()
+        self.run = None
+        self._interception.forget()
 
     def reload(self, *, force: bool = False) -> None:
         """Take a changed configuration file over, between steps only."""
@@ -270,17 +199,11 @@ class Session:
 
     def register(self, module: Any, api: Any, prefix: Any) -> None:
         """Add a function of the user's, at once if a window is open."""
-        known = self.custom.knows(module, api)
-        entry = self.custom.register(module, api, prefix)
-        if self.window.is_open and self.config.level in (Level.L1, Level.MIX):
-            if known:
-                self.window.patches.undo(module, api)
-            self.window.patches.replace(*entry)
+        self._interception.register(module, api, prefix, self.config)
 
     def restore(self, module: Any, api: str) -> None:
         """Take a function of the user's out again."""
-        if self.custom.restore(module, api) and self.window.is_open:
-            self.window.patches.undo(module, api)
+        self._interception.restore(module, api)
 
     # ---- parts -------------------------------------------------------------------------------
 
@@ -338,14 +261,7 @@ class Session:
 
     def _notes(self) -> dict[str, Any]:
         """Entries of coverage.json that belong to the session."""
-        notes: dict[str, Any] = {
-            "filters": filters_in(self.config),
-            "apis_not_in_this_torch": self._builtin.missing,
-        }
-        if self._unseen is not None:  # the first step that is written has been listened to
-            notes["torch_calls_not_recorded"] = self._unseen.found()
-            self._unseen = None
-        return notes
+        return {"filters": filters_in(self.config), **self._interception.notes()}
 
     def _say_once(self, text: str, level: int = logging.WARNING, key: str = "") -> None:
         if (key or text) not in self._said:

@@ -2,8 +2,8 @@
 
 A wrapper looks like what it replaces. It equals the original and has its hash, so dict lookups
 keyed by functions keep working; its type equals the original's type; its attributes, signature
-and pickled form are the original's. Only ``F.gelu is saved_gelu`` needs more: session re-binds
-the references it can reach.
+and pickled form are the original's. Only ``F.gelu is saved_gelu`` needs more: the window
+re-binds the references it can reach.
 """
 
 from __future__ import annotations
