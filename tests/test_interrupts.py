@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -19,7 +21,12 @@ from torch import nn
 import msprobe
 from helpers import debugger, read_dump
 from msprobe import check, reader
+from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch.dump import journal
 from msprobe.pytorch.dump.interrupts import interrupts_wait
+from msprobe.pytorch.dump.journal import Journal
+from msprobe.pytorch.dump.jsonfile import JsonFile
+from msprobe.pytorch.dump.writer import Writer
 from recorded import batch, make_net
 from torch_state import changes, torch_state
 
@@ -237,6 +244,70 @@ def test_interrupt_in_a_block_within_a_block_waits_for_the_outer_one() -> None:
     with pytest.raises(KeyboardInterrupt):
         outer()
     assert done
+
+
+WRITING = [
+    Journal.flush, Journal._complete, Journal._write, Journal._forget, journal._hand_over,
+    Writer.append, Writer.append_stacks, Writer.append_parents, Writer.compact,
+    JsonFile.append, JsonFile._catch_up, JsonFile._write, JsonFile._show,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WRITING, ids=lambda f: f.__qualname__)
+def test_exception_at_any_line_of_a_flush_loses_no_record(function: Any, tmp_path: Path) -> None:
+    """A second Ctrl-C, or what the handler of another signal raises, does not wait for us."""
+    lines = {line for _, _, line in function.__code__.co_lines() if line}
+    # construct.json, stack.json and dump.json go through the same lines, one after the other.
+    for line, visit in itertools.product(sorted(lines), range(2)):
+        folder = tmp_path / f"{line}.{visit}"
+        net, watcher = make_net(), debugger(folder, level="mix")
+        watcher.start(net)
+        torch.relu(torch.ones(3))
+        watcher.stop()
+        watcher.start(net)
+        torch.sin(torch.ones(3))
+        net(batch(0))
+        raised_at(function, line, visit, watcher.stop)
+        for _ in range(2):
+            watcher.start(net)
+            torch.cos(torch.ones(3))
+            watcher.stop()
+        watcher.step()
+        PrecisionDebugger._instance = None
+        dump = read_dump(folder)
+        names = [name for name in dump.data if name.startswith("Torch")]
+        calls = [("relu", 0), ("sin", 0), ("cos", 0), ("cos", 1)]
+        assert names == [f"Torch.{name}.{number}.forward" for name, number in calls], line
+        assert any(name.startswith("Module") for name in dump.data)
+        stacked = {name for names, _ in dump.stack.values() for name in names}
+        assert stacked >= {name for name in dump.data if ".forward" in name}
+        assert dump.construct.keys() >= dump.data.keys()
+        log = dump.folder / "dump_error_info.log"
+        assert "cut the file off" not in (log.read_text() if log.exists() else "")
+
+
+def raised_at(function: Any, line: int, visit: int, call: Callable[[], None]) -> None:
+    """``call``, into which KeyboardInterrupt comes before this line is run once more."""
+    code, left = function.__code__, visit
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        if event == "line" and frame.f_lineno == line:
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            left -= 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            call()
+    finally:
+        sys.settrace(before)
 
 
 def test_no_lock_is_made_in_python() -> None:

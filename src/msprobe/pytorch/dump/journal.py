@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -173,41 +174,43 @@ class Journal:
             # Copies: the calls may go on and add their output while they become text.
             running = [(n, call, dict(call.record)) for n, call in list(self.running.items())]
             drafts = list(self.drafts.items())
-            records = self._take()
+            done = self._complete()
             self._tensors.wait()
             if self._discarded:
+                self._forget(len(done), [])
                 self.parents.clear()
                 self._stacks.clear()
                 return
-            ended = self._take_failed(running, records)
+            ended = {name for name, _ in done}
+            returned, failed = _over(running, ended)
+            begun = [(name, record) for name, record in failed if record]
+            ended.update(name for name, _ in begun)
             draft = [(name, record) for name, _, record in running if name not in ended and record]
             drafts = [(name, record) for name, record in drafts if name not in ended]
-            self._write(records, [*draft, *drafts])
+            self._write([*done, *begun], [*draft, *drafts])
+            # Only now: a flush that an exception from a signal cuts off is done again by the next.
+            self._forget(len(done), [*returned, *(name for name, _ in failed)])
+            for name, record in failed:
+                self.incomplete.setdefault(name, _RAISED)
+                self.records += bool(record)
             if compact or last:
                 self._compact(last)
 
-    def _take_failed(self, running: list[Any], records: list[Any]) -> set[str]:
-        """Add the records of failed calls to the complete ones; the names of all these."""
-        ended = {name for name, _ in records}
-        for name, call, record in running:
-            if name not in ended:
-                if not call.failed:
-                    break  # failed calls keep their place behind the call they ran in
-                self.incomplete.setdefault(name, _RAISED)
-                if record:
-                    self.records += 1
-                    records.append((name, record))
-                    ended.add(name)
-            self.running.pop(name, None)  # Ctrl-C may have come before the call could do it
-        return ended
-
-    def _take(self) -> list[tuple[str, Any]]:
+    def _complete(self) -> list[tuple[str, Any]]:
         """The records that are complete, with all their values."""
         with self._measuring:
             end = len(self._done)  # before the values, as in `_settle`
             self.read_back()
-            self._texts = max(self._texts - end, 0)
-            return [self._done.popleft() for _ in range(end)]
+            return list(itertools.islice(self._done, end))
+
+    def _forget(self, done: int, over: list[str]) -> None:
+        """So many complete records have been written, and the calls of these names are over."""
+        with self._measuring:
+            for _ in range(done):
+                self._done.popleft()
+            self._texts = max(self._texts - done, 0)
+        for name in over:
+            self.running.pop(name, None)  # Ctrl-C may have come before the call could do it
 
     def read_back(self) -> None:
         """Fill in all values; those on a device come to the host in one copy."""
@@ -230,14 +233,11 @@ class Journal:
 
     def _write(self, records: list[Any], draft: list[Any]) -> None:
         final, unfinished = [[self._text(*named) for named in part] for part in (records, draft)]
+        writer, checked = self.writer, self._tensors.checked
         try:
-            self.writer.append(
-                self._tensors.checked(final),
-                self._tensors.checked(unfinished),
-                _drain(self.parents),
-                _drain(self._stacks),
-                callstack.render,
-            )
+            _hand_over(self.parents, writer.append_parents)
+            _hand_over(self._stacks, lambda stacks: writer.append_stacks(stacks, callstack.render))
+            writer.append(checked(final), checked(unfinished))
         except OSError as error:
             self.writer.log("writing the records", error)
 
@@ -277,11 +277,37 @@ def _is_within(path: str, name: str) -> bool:
     return path == name or path.startswith(name + ".")
 
 
-def _drain(queue: deque[Any]) -> list[Any]:
-    items = []
-    while queue:
-        items.append(queue.popleft())
-    return items
+def _over(
+    running: list[tuple[str, Any, Any]], ended: set[str]
+) -> tuple[list[str], list[tuple[str, Any]]]:
+    """Of the calls that are said to run: names of those that have ended, and those that failed."""
+    returned, failed = [], []
+    for name, call, record in running:
+        if name in ended:
+            returned.append(name)
+        elif call.failed:
+            failed.append((name, record))
+        else:
+            break  # failed calls keep their place behind the call they ran in
+    return returned, failed
+
+
+def _hand_over(queue: deque[Any], write: Callable[[list[Any]], None]) -> None:
+    """Write what is in the queue. Interrupted it stays there; not if the disk is full."""
+    items = list(queue)
+    if not items:
+        return
+    try:
+        write(items)
+    except OSError:
+        _drop(queue, len(items))
+        raise
+    _drop(queue, len(items))
+
+
+def _drop(queue: deque[Any], count: int) -> None:
+    for _ in range(count):
+        queue.popleft()
 
 
 def _no_stack() -> None:

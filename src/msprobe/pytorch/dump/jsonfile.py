@@ -120,8 +120,12 @@ class JsonFile:
         other = 1 - self._shown
         self._catch_up(other)
         self._write(other, final, open_)
-        self._empty = self._empty and not members
         self._show(other)
+        # Only now: whoever is interrupted before (Ctrl-C, a full disk) may do all of it again.
+        self._end += len(final)
+        self._ends[other] = self._end
+        self._draft = open_
+        self._empty = self._empty and not members
         if self._closed:
             self._release()
 
@@ -186,8 +190,6 @@ class JsonFile:
         block = final + draft + self._tail
         _write_all(fd, block, self._end)
         os.ftruncate(fd, self._end + len(block))
-        self._end = self._ends[slot] = self._end + len(final)
-        self._draft = draft
 
     def _show(self, slot: int) -> None:
         hidden, partial = self._hidden(slot), self._hidden("new")

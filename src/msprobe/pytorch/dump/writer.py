@@ -74,27 +74,26 @@ class Writer:
     def _head(self) -> str:
         return jsonfile.encode(self._header)[:-1] + ', "data": {'
 
-    def append(
-        self,
-        records: Sequence[bytes],
-        running: Sequence[bytes],
-        parents: Sequence[tuple[str, str | None]],
-        stacks: Sequence[tuple[str, Any]],
-        render: Callable[[Any], list[str]],
-    ) -> None:
-        """Write lines of final records and of running calls, parents, and (record, stack key)."""
-        # The stack and the parent come first, so that every record on disk has them.
-        if self._construct is not None and parents:
-            self._construct.append([lines.pair(name, parent) for name, parent in parents])
-        if self._stack is not None and stacks:
-            self._append_stacks(stacks, render)
+    def append(self, records: Sequence[bytes], running: Sequence[bytes]) -> None:
+        """Write lines of final records and of running calls.
+
+        Their parents and stacks come first, so that every record on disk has them.
+        """
         self._data.append(records, running)
         self._final += len(records)
         self.records = self._final + len(running)
 
-    def _append_stacks(
+    def append_parents(self, parents: Sequence[tuple[str, str | None]]) -> None:
+        """Write (record, parent)."""
+        if self._construct is not None:
+            self._construct.append([lines.pair(name, parent) for name, parent in parents])
+
+    def append_stacks(
         self, stacks: Sequence[tuple[str, Any]], render: Callable[[Any], list[str]]
     ) -> None:
+        """Write (record, stack key). What a full disk does not take, `compact` writes later."""
+        if self._stack is None:
+            return
         fresh: dict[tuple[str, ...], list[str]] = {}
         for name, key in stacks:
             frames = self._frames.get(key)
@@ -102,13 +101,20 @@ class Writer:
                 # Calls on one line differ in their key and not in their text.
                 frames = self._frames[key] = tuple(render(key))
             fresh.setdefault(frames, []).append(name)
-        members = []
+        members = [
+            jsonfile.member(str(self._stack_entries + place), [names, frames])
+            for place, (frames, names) in enumerate(fresh.items())
+        ]
+        failed = None
+        try:
+            self._stack.append(members)
+        except OSError as error:
+            failed = error
         for frames, names in fresh.items():
             self._stacks.setdefault(frames, []).extend(names)
-            members.append(jsonfile.member(str(self._stack_entries), [names, frames]))
-            self._stack_entries += 1
-        assert self._stack is not None
-        self._stack.append(members)
+        self._stack_entries += len(members)
+        if failed is not None:
+            raise failed
 
     @property
     def has_stacks(self) -> bool:
