@@ -344,6 +344,9 @@ def test_call_that_was_running_when_the_process_was_killed_is_no_finding(
         content["data"]["Torch.mm.0.forward"] = {"input_args": [], "input_kwargs": {}}
 
     change(tmp_path, running, "dump.json")
+    # The tree is written before the records.
+    ahead = {"Torch.sin.0.forward": None, "Torch.sin.0.backward": None}
+    change(tmp_path, lambda content: content.update(ahead), "construct.json")
     assert findings(tmp_path) == []
 
 

@@ -170,3 +170,80 @@ def test_runs_interrupted_at_random_moments_leave_whole_files(level: str, task: 
     )
     # Of 3,000 one was found wrong: the last line that an interrupted backward had to write.
     assert int(done.stdout.split()[-3]) <= 1, done.stdout + done.stderr
+
+
+class Interrupting(nn.Module):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error: type[BaseException] | None = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return x * 2
+
+
+@pytest.mark.parametrize("between", ["same window", "next window", "other model"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_parents_are_right_after_an_interrupted_call(
+    level: str, error: type[BaseException], between: str, tmp_path: Path
+) -> None:
+    """torch calls no hook of the modules that Ctrl-C leaves; they are parents of nothing."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 2), Interrupting(error)), nn.Linear(2, 2))
+    watcher = debugger(tmp_path, level=level)
+    watcher.start(net)
+    with pytest.raises(error):
+        net(torch.ones(1, 2))
+    if between != "same window":
+        watcher.stop()
+        if between == "other model":
+            net = nn.Sequential(nn.Tanh(), nn.Linear(2, 2))
+        watcher.start(net)
+    net(torch.ones(1, 2))
+    watcher.stop()
+    watcher.step()
+    complete(tmp_path)
+    parents = read_dump(tmp_path).construct
+    assert parents["Module.1.Linear.forward.0"] is None
+    if between == "other model":
+        assert parents["Module.0.Tanh.forward.0"] is None
+    else:
+        assert parents["Module.0.Sequential.forward.1"] is None
+        assert parents["Module.0.1.Interrupting.forward.1"] == "Module.0.Sequential.forward.1"
+
+
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        result: Tensor = self(self.fc(x), depth - 1) if depth else x.tanh()
+        return result
+
+
+class Calling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Recursive()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x, 3)
+        return result
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_module_that_calls_itself_is_its_own_parent(level: str, tmp_path: Path) -> None:
+    watcher, net = debugger(tmp_path, level=level), Calling()
+    watcher.start(net)
+    net(torch.ones(1, 2)).sum().backward()
+    watcher.stop()
+    watcher.step()
+    complete(tmp_path)
+    parents = read_dump(tmp_path).construct
+    base = "Module.inner.Recursive.forward"
+    assert [parents[f"{base}.{n}"] for n in range(4)] == [None, *(f"{base}.{n}" for n in range(3))]
+    for n in range(3):
+        assert parents[f"Module.inner.fc.Linear.forward.{n}"] == f"{base}.{n}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -213,3 +214,34 @@ def test_every_checksum_is_that_of_the_bytes_in_the_file(
         checked += 1
     assert checked > 15
     assert read_dump(tmp_path).errors() == []
+
+
+def arrays() -> list[Any]:
+    record = np.zeros(2, dtype=[("a", np.float32), ("b", np.int8)])
+    return [np.ones(3), np.array([None, "x"], dtype=object), record, np.array(["ab"])]
+
+
+class Mine:
+    @staticmethod
+    def takes_arrays(*values: Any) -> Any:
+        return values[0]
+
+
+@pytest.mark.parametrize("task", ["structure", "statistics", "tensor", "acc_check"])
+def test_numpy_arrays_leave_nothing_unexplained(task: str, tmp_path: Path) -> None:
+    def step() -> None:
+        Mine.takes_arrays(*arrays())
+        torch.ones(2, requires_grad=True).tanh().detach().numpy()
+
+    watcher = debugger(tmp_path, level="mix" if task == "structure" else "L1", task=task)
+    watcher.register_custom_api(Mine, "takes_arrays")
+    watcher.start(nn.Sequential(nn.Identity()))
+    step()
+    watcher.stop()
+    watcher.step()
+    log = read_dump(tmp_path).errors()
+    if task == "tensor":
+        places = {line.partition(": ")[0].rpartition(".")[2] for line in log}
+        assert places == {"1", "2"}, log  # no file: it would have to be pickled
+    else:
+        assert log == []

@@ -30,8 +30,11 @@ def _measured(array: Any, path: str, sink: Sink, keeps: bool) -> Entry:
         # float: the item of a longdouble is no Python number.
         values = [float(v) if isinstance(v, np.longdouble) else v.item() for v in values]
     set_statistics(entry, values)
-    if keeps and array.size and array.dtype.kind in "biufcSU":
-        entry["data_name"] = sink.keep(path, array)
+    if keeps and array.size:
+        if array.dtype.kind in "biufcSU":
+            entry["data_name"] = sink.keep(path, array)
+        else:
+            sink.problem(path, f"not saved: an array of {array.dtype} would have to be pickled")
     return entry
 
 

@@ -33,6 +33,7 @@ class Call:
         "held",
         "held_grads",
         "inputs",
+        "module",
         "noted",
         "outputs",
         "parameters",
@@ -59,6 +60,7 @@ class Call:
         self.backward = backward
         self.parent = parent  # the Call of the module around it, the name of an area, or None
         self.spec = spec  # the wrapper of an API; None for a module
+        self.module = 0  # id of a module
         self.raised: Any = None  # the exception that was being handled when the call began
         self.stack: Any = None  # key of the caller's stack
         self.wanted = False

@@ -192,9 +192,9 @@ def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
     return entry, plain
 
 
-def blank(value: Any, path: str) -> TensorEntry:
-    """The place of a tensor without any description."""
-    return TensorEntry()
+def blank(value: Any, path: str) -> Entry:
+    """The place of a tensor or array without any description."""
+    return Entry() if isinstance(value, np.ndarray) else TensorEntry()
 
 
 def _placements(entry: TensorEntry, value: Any) -> None:

@@ -14,7 +14,7 @@ from .api_dump.areas import area_hooks, clip_grad_wrappers
 from .api_dump.wrap import is_wrapper, unwrapped
 from .compilers import Compilers, prime_torch_caches
 from .gate import Gate, silenced
-from .module_dump.hooks import HookPair, ModuleHook
+from .module_dump.hooks import HookPair, ModuleHook, forget_left_over
 from .patches import Patches, is_current, plan
 
 # What these packages refer to is torch's own business, or is no function of torch.
@@ -101,6 +101,7 @@ class Window:
 
     def open_modules(self, parts: Iterable[tuple[int | None, str, nn.Module]]) -> None:
         """Put the hooks in; modules hooked in this window already are passed over."""
+        forget_left_over(self._gate.thread.modules)
         self._compilers.install()
         self._forget_dead()
         hooked, pairs = self._hooked, self._pairs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -55,9 +56,14 @@ class ModuleHook:
         run, thread = gate.run, gate.thread
         assert run is not None
         base = self._base_of(module)
+        for other in thread.modules:
+            if other.base is base:  # it calls itself, or Ctrl-C has ended its last call
+                forget_left_over(thread.modules, module)
+                break
         forward, backward = module_records(base, run.count(base))
         call = Call(run, base, forward, backward, run.module_parent(thread))
         call.raised = sys.exc_info()[1]
+        call.module = id(module)
         run.coverage.called.add((self.index, self.fqn))
         thread.modules.append(call)
         run.guard(forward, _begin, call, module, args, kwargs)
@@ -84,6 +90,28 @@ def _begin(call: Call, module: nn.Module, args: Any, kwargs: Any) -> None:
     recording.begin(call, args, kwargs)
     if call.seen is not None and module._parameters:
         _listen(call, module)
+
+
+def forget_left_over(modules: list[Call], beginning: nn.Module | None = None) -> None:
+    """End the calls that stand in ``modules`` though their forward is no longer on the stack.
+
+    torch calls no hook of a module that an exception like KeyboardInterrupt leaves.
+    ``beginning``: the module whose call is about to begin; its own frame does not count.
+    """
+    running: Counter[int] = Counter()
+    frame = sys._getframe(1) if modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            running[id(frame.f_locals.get("self"))] += 1
+        frame = frame.f_back
+    running[id(beginning)] -= 1
+    for place, call in enumerate(modules):
+        running[call.module] -= 1
+        if running[call.module] < 0:
+            for left in modules[place:]:
+                left.run.guard(left.forward, recording.fail, left)
+            del modules[place:]
+            return
 
 
 class Hook:
