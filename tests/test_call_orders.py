@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from msprobe.pytorch import PrecisionDebugger
-from msprobe.pytorch.dump.module_dump.hooks import hookable, named_modules
+from msprobe.pytorch.dump.module_dump.parts import hookable, named_modules
 from recorded import LEVELS, Net, batch, make_net, read_beside, read_data, step_names
 
 Data = dict[str, Any]

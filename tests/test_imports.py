@@ -49,7 +49,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "interception": (
         "base leaves graph configuration records recording",  # the run is reached through the gate
         "~.api_dump.ops ~.api_dump.areas ~.api_dump.functional ~.api_dump.collectives"
-        " ~.api_dump.wrap ~.api_dump.builtin ~.api_dump.custom ~.module_dump.hooks"
+        " ~.api_dump.wrap ~.api_dump.builtin ~.api_dump.custom"
+        " ~.module_dump.parts ~.module_dump.parameters ~.module_dump.hooks"
         " ~.module_dump.focus ~.tokens ~.compilers ~.window ~.interception",
     ),
     "session": (

@@ -25,7 +25,7 @@ class Background:
 
     ``unseen``: the block in which a thread works, so that what it does of torch is not recorded.
 
-    Locks and queues are functions in C only. Ctrl-C within `threading.Condition`, which is Python,
+    Only locks and queues that are made in C: Ctrl-C within `threading.Condition`, which is Python,
     may leave its lock taken for ever.
     """
 

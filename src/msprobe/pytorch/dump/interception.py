@@ -14,7 +14,7 @@ from .config import DumpConfig, Level
 from .forks import say_not_recorded
 from .gate import Gate
 from .module_dump.focus import Focus
-from .module_dump.hooks import hookable, named_modules
+from .module_dump.parts import hookable, named_modules
 from .tokens import watch_tokens
 from .window import Window
 
