@@ -172,9 +172,12 @@ MODES = {f.__name__: f for f in (train, stopped, imported, window, growth, frame
 
 
 def tool_version() -> str:
+    """Which tool, and which libraries of the extra ``fast`` it has loaded."""
+    loaded = [name for name in ("isal", "numkong", "orjson") if name in sys.modules]
+    extras = f" with {', '.join(loaded)}" if loaded else ""
     for name in ("msprobe-torch", "mindstudio-probe"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{name} {importlib.metadata.version(name)}"
+            return f"{name} {importlib.metadata.version(name)}{extras}"
     return "unknown"
 
 

@@ -14,7 +14,7 @@ import msprobe
 SOURCE = Path(msprobe.__file__).parent
 DUMP = "msprobe.pytorch.dump"
 REQUIRED = {"torch", "numpy", "yaml"}
-OPTIONAL = {"isal"}  # extras: imported in a try, with an answer to their absence
+OPTIONAL = {"isal", "numkong", "orjson"}  # imported in a try, with an answer to their absence
 
 # Group -> (groups it may import, its modules). Within a group a module may import those before it;
 # leaves do not import each other. Names begin at msprobe, "~" stands for msprobe.pytorch.dump.
@@ -33,8 +33,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "descriptions": ("leaves", "~.leaf_entries ~.describe"),
     "values": (
         "leaves",
-        "~.deferred ~.pieces ~.small ~.checksums ~.stats_cpu ~.stats_device ~.stats ~.copies"
-        " ~.fills ~.arrays ~.tasks ~.verdicts",
+        "~.deferred ~.pieces ~.small ~.checksums ~.fused ~.usual ~.stats_cpu ~.stats_device ~.stats"
+        " ~.copies ~.fills ~.arrays ~.tasks ~.verdicts",
     ),
     "files": (
         "leaves values",

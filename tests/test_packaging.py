@@ -27,7 +27,7 @@ def named(array: str) -> set[str]:
 
 
 def test_every_package_that_tests_and_developers_use_is_pinned() -> None:
-    wanted = named("dependencies") | named("test") | named("dev")
+    wanted = named("dependencies") | named("fast") | named("test") | named("dev")
     assert {name.lower() for name in wanted} == {name.lower() for name in pins()}
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe.pytorch.dump import stats_cpu
+from msprobe.pytorch.dump import fused, pieces, stats_cpu
+from msprobe.pytorch.dump import usual as usual_kind
 from msprobe.pytorch.dump.stats import CannotMeasure, Deferred, read_back, statistics, usual
 from msprobe.pytorch.dump.stats import device_statistics as on_device
 
@@ -69,6 +70,28 @@ def quiet(make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch and numpy", "numkong"])
+def reductions(request):
+    """Every test with the optional library and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numkong":
+            pytest.importorskip("numkong")
+            assert fused.reduce is not None
+        else:
+            squares = 1e-30, torch.finfo(torch.float32).max
+            for module, name, value in [
+                (stats_cpu, "_fused", None),
+                (stats_cpu, "ALONE", usual_kind.GRAIN),
+                (usual_kind, "_fused", None),
+                (usual_kind, "ALONE", usual_kind.GRAIN),
+                (usual_kind, "LEAST", usual_kind.SMALL),
+                (usual_kind, "SQUARES", squares),
+            ]:
+                patch.setattr(module, name, value)
+            patch.setitem(stats_cpu._SQUARES, torch.float32, squares)
+        yield
 
 
 # ---- float dtypes ----------------------------------------------------------------------------
@@ -558,7 +581,7 @@ def test_cuda_tensors_are_measured_without_a_synchronisation():
 
 @pytest.mark.parametrize(
     "count",
-    [stats_cpu.SMALL + 1, 100_000, *(stats_cpu.PIECE_BYTES // 4 + more for more in (0, 1)), 10**6],
+    [usual_kind.SMALL + 1, 100_000, *(pieces.PIECE_BYTES // 4 + more for more in (0, 1)), 10**6],
 )
 @pytest.mark.parametrize("leaf", [False, True], ids=["plain", "requires_grad"])
 @pytest.mark.usefixtures("one_thread")
@@ -610,8 +633,8 @@ def test_large_tensor_is_left_to_the_threads_of_torch():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert usual(torch.ones(100_000)) is None
-        assert statistics(torch.ones(100_000)) == [1.0, 1.0, 1.0, near([316.2277], 1e-5)[0]]
+        assert usual(torch.ones(300_000)) is None
+        assert statistics(torch.ones(300_000)) == [1.0, 1.0, 1.0, near([547.72256], 1e-5)[0]]
     finally:
         torch.set_num_threads(before)
 
@@ -627,8 +650,8 @@ def freed(view=lambda tensor: tensor):
 
 
 UNUSUAL = {
-    "small": lambda: torch.ones(stats_cpu.SMALL),
-    "gaps in more than a piece": lambda: torch.ones(stats_cpu.PIECE_BYTES)[::2],
+    "small": lambda: torch.ones(usual_kind.LEAST),
+    "gaps in more than a piece": lambda: torch.ones(pieces.PIECE_BYTES)[::2],
     "expanded": lambda: torch.ones(200, 1).expand(200, 150),
     "lazily negated": lazily_negated,
     "freed": freed,
@@ -636,12 +659,17 @@ UNUSUAL = {
     "zeros of autograd": lambda: torch._efficientzerotensor((20_000,)),
     "meta": lambda: torch.ones(20_000, device="meta"),
     "sparse": lambda: torch.ones(20_000).to_sparse(),
-    "nan": lambda: torch.full((20_000,), NAN),
     "infinite": lambda: torch.full((20_000,), INF),
     "sum too large": lambda: torch.full((20_000,), 3e38),
-    "squares too large": lambda: torch.full((20_000,), 1e30),
-    "squares too small": lambda: torch.full((20_000,), 1e-30),
 }
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: t[::2]], ids=["whole", "gaps"])
+@pytest.mark.usefixtures("one_thread")
+def test_usual_tensor_with_one_nan_has_only_nan(make):
+    tensor = random(40_000)
+    tensor[20_000] = NAN
+    assert usual(make(tensor)) == near([NAN] * 4, 0)
 
 
 @pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)

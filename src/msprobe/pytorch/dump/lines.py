@@ -1,8 +1,9 @@
 """One record → its line in dump.json.
 
 The encoder of the json module spends most of its time on the keys, which are the same in every
-entry. So the text of the most frequent entry, a plain tensor with finite statistics, is put
-together here; everything else goes through the encoder. The text is the same in both cases.
+entry, and on floats. orjson (the optional extra "fast") takes a tenth of it. Without it the text
+of the most frequent entry, a plain tensor with finite statistics, is put together here; everything
+else goes through the encoder of the json module. The values are the same in each case.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ import json
 from typing import Any
 
 from . import jsonfile
-from .entries import TensorEntry
+from .entries import Entry, TensorEntry
 
 _quoted: Any = json.encoder.encode_basestring
+try:
+    from orjson import dumps
+except ImportError:
+    _dumps: Any = None
+else:
+    _dumps = dumps
 
 
 def line(name: str, record: Any) -> bytes:
     """``"name": record`` as UTF-8."""
+    encoded: bytes | None = None if _dumps is None else _encoded(record)
+    if encoded is not None:
+        return b"%b: %b" % (_quoted(name).encode("utf-8", "backslashreplace"), encoded)
     if type(record) is not dict:
         return jsonfile.member(name, record)
     sections = []
@@ -32,6 +42,30 @@ def line(name: str, record: Any) -> bytes:
             text = jsonfile.encode(section)
         sections.append(f"{_quoted(key)}: {text}")
     return f"{_quoted(name)}: {{{', '.join(sections)}}}".encode("utf-8", "backslashreplace")
+
+
+def _encoded(record: Any) -> bytes | None:
+    """The text by orjson; None where it has none or another one than `jsonfile.encode`."""
+    try:
+        text: bytes = _dumps(record)
+    except TypeError:  # lone surrogates, integers beyond 64 bits, lengths that are no numbers
+        return None
+    if b"null" in text and text.count(b"null") != _count_of_none(record):
+        return None  # it writes NaN and infinities as null
+    return text
+
+
+def _count_of_none(record: Any) -> int:
+    """How often None stands in a record, not counted where it seldom does: deeper inside."""
+    count = 0
+    for section in record.values() if type(record) is dict else ():
+        kind = type(section)
+        for part in section if kind is list else section.values() if kind is dict else ():
+            if part is None:
+                count += 1
+            elif isinstance(part, Entry):
+                count += [*part.values()].count(None)
+    return count
 
 
 def pair(name: str, value: str | None) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -29,6 +30,7 @@ _memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 )(("PyMemoryView_FromMemory", ctypes.pythonapi))
 _READ_ONLY = 0x100  # PyBUF_READ of CPython's object.h
 
+PIECE_BYTES = 3 << 18  # per thread: stays in the cache of the core while it is reduced
 FREED = "its memory has been freed"
 
 
@@ -60,6 +62,18 @@ def _order(shape: torch.Size, strides: tuple[int, ...]) -> tuple[list[int], list
     return [size for _, size in kept], [stride for stride, _ in kept]
 
 
+@functools.lru_cache(maxsize=4096)
+def is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory without gaps and overlaps, in whatever order."""
+    sizes, steps = _order(shape, strides)
+    expected = 1
+    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+        if step != expected:
+            return False
+        expected *= size
+    return expected == math.prod(shape)
+
+
 def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
     """Views that together are a non-empty strided tensor in C order, each of <= ``size`` elements.
 
@@ -76,16 +90,25 @@ def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
         yield from _split(tensor, size // row)
 
 
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive."""
+def even(count: int, most: int) -> int:
+    """Elements of each of the fewest equal pieces of up to ``most``: each costs Python as well."""
+    return -(-count // -(-count // most))
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the memory of a contiguous CPU tensor begins; the caller keeps the tensor alive."""
     size = _element_size(tensor)
-    count = _numel(tensor) * size
-    if _storage(tensor).nbytes() < _offset(tensor) * size + count:
+    if _storage(tensor).nbytes() < (_offset(tensor) + _numel(tensor)) * size:
         raise CannotMeasure(FREED)
     address = _data_ptr(tensor)
     if not address:
         raise CannotMeasure("it has no memory")  # the zeros that autograd makes up
-    return memory_at(address, count)
+    return address
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive."""
+    return memory_at(address_of(tensor), _numel(tensor) * _element_size(tensor))
 
 
 def memory_at(address: int, size: int) -> memoryview:

@@ -14,6 +14,7 @@ from . import stats_cpu, stats_device
 from .checksums import crc32, xor64
 from .deferred import TORCH_ERRORS, CannotMeasure, Deferred, read_back, reason
 from .pieces import FREED, is_freed
+from .usual import usual as usual_statistics
 
 __all__ = ["CannotMeasure", "Deferred", "crc32", "read_back", "statistics", "usual", "xor64"]
 
@@ -103,7 +104,7 @@ def statistics(tensor: torch.Tensor, high: bool = False) -> Values | Deferred:
 def usual(tensor: torch.Tensor) -> Values | None:
     """`statistics` of the most frequent kind of tensor, at the least cost; else None."""
     try:
-        return stats_cpu.usual(tensor)
+        return usual_statistics(tensor)
     except TORCH_ERRORS:
         return None  # an odd tensor: `statistics` says what is wrong with it
 

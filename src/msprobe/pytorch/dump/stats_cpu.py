@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .pieces import in_memory_order, memory_at, memory_of, pieces
+from .fused import Reduced
+from .fused import reduce as _fused
+from .pieces import PIECE_BYTES, address_of, even, in_memory_order, memory_of, pieces
+from .usual import ALONE, SINGLE_MAX, SMALL, SQUARES, usual
 
 # Bound at import: these names are patched while a window is open.
 _abs = torch.abs
@@ -22,16 +25,13 @@ _bitwise_xor = torch.bitwise_xor
 _contiguous = torch.Tensor.contiguous
 _copy_ = torch.Tensor.copy_
 _data_ptr = torch.Tensor.data_ptr
-_detach = torch.Tensor.detach
 _dot = torch.dot
 _empty = torch.empty
 _float = torch.Tensor.float
 _is_contiguous = torch.Tensor.is_contiguous
-_is_neg = torch.Tensor.is_neg
 _item = torch.Tensor.item
 _narrow = torch.Tensor.narrow
 _numel = torch.Tensor.numel
-_offset = torch.Tensor.storage_offset
 _split = torch.unsafe_split
 _sum = torch.sum
 _frombuffer = np.frombuffer
@@ -43,18 +43,12 @@ _vector_norm = torch.linalg.vector_norm
 _view = torch.Tensor.view
 
 Values = list[Any]
-SMALL = 1 << 14  # elements up to which reductions of the whole are as fast as the walk in pieces
-PIECE_BYTES = 3 << 18  # per thread: stays in the cache of the core while it is reduced
-_PIECE = PIECE_BYTES // 4  # elements of float32
-_SINGLE_MAX = torch.finfo(torch.float32).max
 SIGN = -(1 << 63)
-_STRIDED = torch.strided
 _SINGLE = torch.float32
 _DOUBLE = torch.float64
 _NUMPY: dict[torch.dtype, Any] = {_SINGLE: np.dtype(np.float32), _DOUBLE: np.dtype(np.float64)}
-_GRAIN = 1 << 15  # elements up to which torch reduces in one thread
 # A sum of squares outside of these bounds may have lost terms to underflow, or overflowed.
-_SQUARES = {_SINGLE: (1e-30, torch.finfo(_SINGLE).max), _DOUBLE: (1e-290, torch.finfo(_DOUBLE).max)}
+_SQUARES = {_SINGLE: SQUARES, _DOUBLE: (1e-290, torch.finfo(_DOUBLE).max)}
 
 
 def scalar(tensor: torch.Tensor) -> Values:
@@ -126,50 +120,6 @@ def floats(tensor: torch.Tensor, high: bool) -> Values:
     return [top, low, mean, norm]
 
 
-def usual(tensor: torch.Tensor) -> Values | None:
-    """`floats` of a plain float32 tensor; None of a small or odd one.
-
-    The most frequent case, in one frame and few calls: what the reductions read has pushed Python
-    out of the cache, and each further call costs several times what it does elsewhere.
-    """
-    count = _numel(tensor)
-    if (
-        count <= SMALL
-        or not tensor.is_cpu
-        or tensor.layout is not _STRIDED
-        or tensor.is_nested
-        or _is_neg(tensor)
-        or (count > _GRAIN and _threads() > 1)
-    ):
-        return None
-    address = _data_ptr(tensor)
-    if address == _offset(tensor) * 4:
-        return None  # its storage begins nowhere: it has been freed
-    flat = _detach(tensor)
-    if not _is_contiguous(flat):
-        flat = in_memory_order(flat)
-        if _numel(flat) != count or (count > _PIECE and not _is_contiguous(flat)):
-            return None  # it was expanded, or packing it would read it once more
-        flat = _contiguous(flat)
-        address = _data_ptr(flat)
-    flat = _view(flat, -1)
-    array = _frombuffer(memory_at(address, count * 4), _NUMPY[_SINGLE])
-    top, low, total, square = -math.inf, math.inf, 0.0, 0.0
-    size, begin = _even(count, _PIECE), 0
-    for piece in (flat,) if count <= _PIECE else _split(flat, size):
-        squares, sums = _dot(piece, piece), _sum(piece)  # first what waits least for the memory
-        values = array[begin : begin + size]
-        begin += size
-        top, low = max(top, float(_largest(values))), min(low, float(_least(values)))
-        total += _item(sums)
-        square += _item(squares)
-    mean = total / count
-    # False for a NaN. Then `mean` and the root are far from the ends of float32.
-    if -_SINGLE_MAX < mean < _SINGLE_MAX and 1e-30 < square < _SINGLE_MAX:
-        return [top, low, c_float(mean).value, c_float(math.sqrt(square)).value]
-    return None
-
-
 def _extremes(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Max and Min of an integer tensor."""
     if not _is_contiguous(tensor):
@@ -182,7 +132,7 @@ def _extremes(tensor: torch.Tensor) -> tuple[Any, Any]:
     return max(_item(top) for _, top in found), min(_item(low) for low, _ in found)
 
 
-def _walked(tensor: torch.Tensor, work: torch.dtype) -> tuple[float, float, float, float]:
+def _walked(tensor: torch.Tensor, work: torch.dtype) -> Reduced:
     """Max, Min, sum and sum of squares of a float tensor, or of a complex one's absolute values.
 
     One pass over the memory: all four are taken of a piece while it is in the cache. ``work`` is
@@ -197,16 +147,18 @@ def _walked(tensor: torch.Tensor, work: torch.dtype) -> tuple[float, float, floa
     return top, low, total, sum(squares)
 
 
-def _reduced(flat: torch.Tensor, dtype: Any) -> tuple[float, float, float, float]:
+def _reduced(flat: torch.Tensor, dtype: Any) -> Reduced:
     """Max, Min, sum and sum of squares of a piece. numpy's Max and Min take half as long."""
+    if _fused is not None:
+        return _fused(address_of(flat), _numel(flat), dtype.name)
     squares, total = _dot(flat, flat), _sum(flat)  # first the one that waits least for the memory
     array = _frombuffer(memory_of(flat), dtype)
     return float(_largest(array)), float(_least(array)), _item(total), _item(squares)
 
 
-def _reduced_by_threads(flat: torch.Tensor, dtype: Any) -> tuple[float, float, float, float]:
+def _reduced_by_threads(flat: torch.Tensor, dtype: Any) -> Reduced:
     """As `_reduced`, by torch's threads where it would use them."""
-    if _numel(flat) <= _GRAIN:
+    if _numel(flat) <= ALONE:
         return _reduced(flat, dtype)
     squares, total, top, low = _dot(flat, flat), _sum(flat), _amax(flat), _amin(flat)
     return _item(top), _item(low), _item(total), _item(squares)
@@ -218,7 +170,7 @@ def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tens
     Each piece is valid until the next one is asked for: those that must be converted or packed
     go through one buffer, since allocating each anew costs page faults.
     """
-    size = _even(_numel(tensor), PIECE_BYTES // work.itemsize * _threads())
+    size = even(_numel(tensor), PIECE_BYTES // work.itemsize * _threads())
     magnitude = tensor.dtype.is_complex
     if _numel(tensor) <= size and _is_contiguous(tensor):
         ready = _abs(tensor) if magnitude else tensor if tensor.dtype is work else _float(tensor)
@@ -239,14 +191,11 @@ def _flat_pieces(tensor: torch.Tensor, work: torch.dtype) -> Iterator[torch.Tens
         yield flat
 
 
-def _even(count: int, most: int) -> int:
-    """Elements of each of the fewest equal pieces of up to ``most``: each costs Python as well."""
-    return -(-count // -(-count // most))
-
-
 def _mean(total: float, count: int, work: torch.dtype) -> float:
     """``total / count``; infinite, as in torch, when the total is beyond ``work``."""
-    return (c_float(total).value if work is _SINGLE else total) / count
+    if work is _SINGLE and not -SINGLE_MAX <= total <= SINGLE_MAX:
+        total *= math.inf
+    return total / count
 
 
 def _root(squares: float, peak: float, tensor: torch.Tensor, work: torch.dtype) -> float:

@@ -10,7 +10,7 @@ from . import copies, jsonfile
 from .background import Background
 from .writer import Writer
 
-_DATA_NAME = re.compile(rb'"data_name": ("(?:[^"\\]|\\.)*")')
+_DATA_NAME = re.compile(rb'"data_name": ?("(?:[^"\\]|\\.)*")')
 _NO_NAME = b'"data_name": null'
 
 
