@@ -32,7 +32,7 @@ OWNERS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: Dynamo of torch 2.1 makes weak references to it
 class RandomCall:
     """One function that draws: ``name`` in ``OWNERS[library]``."""
 

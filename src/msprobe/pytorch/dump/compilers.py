@@ -10,6 +10,7 @@ import functools
 import importlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +33,9 @@ def prime_torch_caches() -> None:
     makes CPU tensors, also after the window).
     """
     importlib.import_module("torch.utils._device")._device_constructors()
-    torch.overrides.get_overridable_functions()
+    with warnings.catch_warnings():  # torch < 2.3 looks at its own deprecated names
+        warnings.simplefilter("ignore")
+        torch.overrides.get_overridable_functions()
 
 
 @contextlib.contextmanager
@@ -50,9 +53,11 @@ def uncompiled() -> Iterator[None]:
 @functools.cache
 def _skip_our_code() -> None:
     """Have Dynamo leave the frames of this package alone, those around `uncompiled` too."""
-    rules: Any = sys.modules.get("torch._dynamo.trace_rules")  # torch >= 2.2
-    if hasattr(rules, "add"):
-        rules.add("msprobe")
+    for name in ("trace_rules", "skipfiles"):  # torch >= 2.2, torch 2.1
+        rules: Any = sys.modules.get(f"torch._dynamo.{name}")
+        if hasattr(rules, "add"):
+            rules.add("msprobe")
+            return
 
 
 class Compilers:
@@ -151,8 +156,9 @@ class Compilers:
                 regions.running = (id(caller), self._thread.state)
                 self._thread.state = OFF
                 self._enter()
-            elif running is not None and running[0] == id(caller):
-                self._end_region()
-            return original(callback, *args)
+            before = original(callback, *args)
+            if running is not None and running[0] == id(caller):
+                self._end_region()  # now that Dynamo does not trace what runs there
+            return before
 
         self._frames.replace(frames, name, set_callback)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .pieces import PIECE_BYTES, even
+from .pieces import even
 
+_PIECE_BYTES = 1 << 18  # the second pass finds them in the cache
 Reduced = tuple[float, float, float, float]  # Max, Min, sum, sum of squares: NaN with any NaN
 
 
@@ -39,12 +40,9 @@ if _numkong is not None:
 
 
 def _reduce(address: int, count: int, dtype: str) -> Reduced:
-    """Of ``count`` >= 1 numbers of ``dtype`` (float32, float64) at ``address``, in float64.
-
-    Of many a piece at a time, so that the second pass finds them in the cache.
-    """
+    """Of ``count`` >= 1 numbers of ``dtype`` (float32, float64) at ``address``, in float64."""
     width = 4 if dtype == "float32" else 8
-    size = even(count, PIECE_BYTES // width)
+    size = even(count, _PIECE_BYTES // width)
     top, low, total, squares = -math.inf, math.inf, 0.0, 0.0
     for begin in range(0, count, size):
         view = _view(address + begin * width, min(size, count - begin), dtype)

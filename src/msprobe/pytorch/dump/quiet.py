@@ -26,10 +26,20 @@ def _each_autocast() -> bool:
 autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
 # Disables __torch_function__ of tensor subclasses for a block.
 subclass_functions_off: Any = getattr(_C, "DisableTorchFunctionSubclass", _C.DisableTorchFunction)
+
+
+def _is_capturing() -> bool:
+    # Asked before CUDA is in use, or where it can not be used, torch raises: builds with CUDA run
+    # on machines without a driver, too, and in forked children.
+    try:
+        return _cuda_is_initialized() and bool(_C._cuda_isCurrentStreamCapturing())
+    except RuntimeError:
+        return False
+
+
+_cuda_is_initialized: Any = torch.cuda.is_initialized
 # Whether a CUDA graph is being captured: nothing may be read then. Without CUDA, bool() is False.
-is_capturing: Any = bool
-if torch.version.cuda or torch.version.hip:
-    is_capturing = _C._cuda_isCurrentStreamCapturing
+is_capturing: Any = _is_capturing if torch.version.cuda or torch.version.hip else bool
 _AUTOCAST_KEYS = [
     getattr(_C.DispatchKey, name)
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")
