@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -56,8 +57,13 @@ class Passes:
             waiting = self._open.get(graph_task)
             if waiting is None:
                 waiting = self._open[graph_task] = []
-                _engine.queue_callback(lambda: self._end(graph_task))
+                self._at_the_end(self._end, graph_task)
             waiting.append(backward)
+
+    @staticmethod
+    def _at_the_end(function: Callable[[int], None], graph_task: int) -> None:
+        # A frame of its own: where the lambda stands, each call makes a cell for it.
+        _engine.queue_callback(lambda: function(graph_task))
 
     def join_last(self, graph_task: int, finisher: Finisher) -> None:
         """Have ``finisher`` finished after whatever else waits for the end of this pass."""
@@ -72,7 +78,7 @@ class Passes:
         # DDP and FSDP reduce in callbacks of their own that are queued by now. A callback that
         # is queued while they run comes after them.
         if graph_task in self._last:
-            _engine.queue_callback(lambda: self._end_last(graph_task))
+            self._at_the_end(self._end_last, graph_task)
 
     def _end_last(self, graph_task: int) -> None:
         with self._lock:
