@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     # Dynamo looks at .grad of what a compiled part is given.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    # Said by Dynamo in Python 3.13.0 only.
+    pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning"),
 ]
 
 Compiled = Callable[..., Any]

@@ -45,7 +45,11 @@ from runner import run_script
 torch._dynamo.eval_frame.TorchPatcher.patch()  # as the first compilation does, for good
 
 # Of torch's own compilers and transforms, and of fork beside threads.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # Said by Dynamo in Python 3.13.0 only.
+    pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning"),
+]
 
 Build = Callable[[], tuple[nn.Module, Callable[[], Any]]]  # a model and one step of its training
 
