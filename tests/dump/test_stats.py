@@ -12,9 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe.pytorch.dump import fused, pieces, stats_cpu
+from msprobe.pytorch.dump import fused, pieces, small, stats_cpu
 from msprobe.pytorch.dump import usual as usual_kind
-from msprobe.pytorch.dump.stats import CannotMeasure, Deferred, read_back, statistics, usual
+from msprobe.pytorch.dump.stats import (
+    CannotMeasure,
+    Deferred,
+    crc32,
+    read_back,
+    statistics,
+    usual,
+    xor64,
+)
 from msprobe.pytorch.dump.stats import device_statistics as on_device
 
 NAN = math.nan
@@ -200,6 +208,22 @@ def test_infinities_give_what_torch_gives(dtype, count, high):
     tensor[count - 2] = -INF
     found = statistics(tensor, high)
     assert found == near([INF, -INF, NAN, INF], 0)
+
+
+@FLOATS
+@pytest.mark.parametrize("count", [1, 50, 1500, 40_000, LARGE])
+@pytest.mark.parametrize("value", [INF, -INF])
+@pytest.mark.parametrize("place", [None, 0, -1], ids=["alone", "a number first", "a number last"])
+def test_nothing_but_infinities_of_one_sign_has_no_finite_max_or_min(dtype, count, value, place):
+    tensor = torch.full((count + 1,), value, dtype=dtype)
+    if place is not None:
+        tensor[place] = 2.0
+    assert statistics(tensor)[:2] == [tensor.max().item(), tensor.min().item()]
+
+
+@pytest.mark.parametrize("value", [1e200, -1e200])
+def test_float64_beyond_its_squares_has_its_max_and_min(value):
+    assert statistics(torch.full((40_000,), value, dtype=torch.float64))[:2] == [value, value]
 
 
 @FLOATS
@@ -694,3 +718,36 @@ def test_usual_tensor_with_one_nan_has_only_nan(make):
 @pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
 def test_unusual_tensor_is_left_to_the_general_way(make):
     assert usual(make()) is None
+
+
+# ---- memory that is no longer there ------------------------------------------------------------
+
+VIEWS = {
+    "whole": lambda t: t,
+    "offset": lambda t: t[2:],
+    "gaps": lambda t: t[::2],
+    "transposed": lambda t: t.view(-1, 8).t(),
+    "columns": lambda t: t.view(-1, 8)[:, 1:3],
+    "expanded": lambda t: t[-1:].expand(8),
+    "negated lazily": lambda t: t.view(torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("count", [96, 4_000, 40_000])
+@pytest.mark.parametrize("left", [0, 8], ids=["freed", "shrunk"])
+def test_tensor_beyond_its_memory_is_not_read(view, count, left):
+    tensor = view(torch.ones(count))
+    tensor.untyped_storage().resize_(left)
+    assert usual(tensor) is None
+    assert small.elements_of_any(tensor, 4) is None
+    for measure in (statistics, crc32, xor64):
+        with pytest.raises(CannotMeasure, match="freed"):
+            measure(tensor)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_tensor_whose_memory_just_suffices_is_read(view):
+    tensor = view(torch.ones(4_000))
+    assert statistics(tensor)[0] in (1.0, -1.0)
+    assert crc32(tensor)

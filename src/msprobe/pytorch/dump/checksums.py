@@ -90,8 +90,6 @@ def xor64(tensor: torch.Tensor) -> str | Deferred:
 
 def device_xor64(tensor: torch.Tensor) -> Deferred:
     """`xor64` of a non-empty tensor in operations of its own device; nothing is read back."""
-    if is_freed(tensor):
-        raise CannotMeasure(FREED)
     flat = [_view(_contiguous(part), -1) for part in _plain_parts(tensor)]
     octets = _view(flat[0] if len(flat) == 1 else _cat(flat), torch.uint8)
     count = _numel(octets)
@@ -141,6 +139,8 @@ def _require_bytes(tensor: torch.Tensor) -> None:
         raise CannotMeasure("a meta tensor has no bytes")
     if tensor.layout is not torch.strided:
         raise CannotMeasure(f"a tensor of layout {tensor.layout} has no bytes in C order")
+    if is_freed(tensor):
+        raise CannotMeasure(FREED)
 
 
 def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .pieces import even
+from .pieces import even, memory_at
 
+_largest = np.maximum.reduce
+_least = np.minimum.reduce
 _PIECE_BYTES = 1 << 18  # the second pass finds them in the cache
 Reduced = tuple[float, float, float, float]  # Max, Min, sum, sum of squares: NaN with any NaN
 
@@ -57,13 +59,20 @@ def _reduce(address: int, count: int, dtype: str) -> Reduced:
     size = even(count, _PIECE_BYTES // width)
     top, low, total, squares = -math.inf, math.inf, 0.0, 0.0
     for begin in range(0, count, size):
-        view = _view(address + begin * width, min(size, count - begin), dtype)
+        start, length = address + begin * width, min(size, count - begin)
+        view = _view(start, length, dtype)
         sums, found = _moments(view)
         if found != found:
             return math.nan, math.nan, math.nan, math.nan  # Max and Min would be of the others
         total += sums
         squares += found
-        least, _, most, _ = _minmax(view)
+        if found == math.inf:
+            # An infinity, or squares beyond float64. numkong begins with the largest finite
+            # numbers: the Max of nothing but -inf would be one of them.
+            array = np.frombuffer(memory_at(start, length * width), dtype)
+            most, least = float(_largest(array)), float(_least(array))
+        else:
+            least, _, most, _ = _minmax(view)
         top, low = max(top, most), min(low, least)
     return top, low, total, squares
 

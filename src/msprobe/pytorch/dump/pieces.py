@@ -35,14 +35,21 @@ FREED = "its memory has been freed"
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor has elements but no memory (as FSDP leaves sharded parameters).
+    """Whether a strided tensor has elements beyond its memory.
 
-    Reading one ends the process.
+    FSDP leaves sharded parameters without any, and a storage may have been made smaller. Reading
+    such a tensor ends the process, or gives what others have left there.
     """
+    if not _numel(tensor):
+        return False
     try:
-        return not _storage(tensor).nbytes() and _numel(tensor) > 0
+        memory = _storage(tensor).nbytes()
     except NotImplementedError:  # a device that keeps its memory elsewhere (XLA)
         return False
+    if tensor.is_nested or not memory:
+        return not memory
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, _stride(tensor), strict=True))
+    return bool(memory < (_offset(tensor) + reach + 1) * _element_size(tensor))
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ _is_neg = torch.Tensor.is_neg
 _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
 _resolve_neg = torch.Tensor.resolve_neg
+_storage = torch.Tensor.untyped_storage
 _bytes_at: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -55,8 +56,8 @@ def elements(tensor: torch.Tensor, width: int) -> bytes | None:
         ):
             return None
         address = _data_ptr(tensor)
-        if address == _offset(tensor) * width:
-            return None  # its storage begins nowhere: it has been freed
+        if not address or _storage(tensor).nbytes() < (_offset(tensor) + count) * width:
+            return None  # its memory has been freed
         copy: bytes = _bytes_at(address, count * width)
         return copy
     except TORCH_ERRORS:

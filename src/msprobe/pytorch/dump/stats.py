@@ -27,7 +27,6 @@ _is_neg = torch.Tensor.is_neg
 _numel = torch.Tensor.numel
 _reshape = torch.Tensor.reshape
 _resolve_neg = torch.Tensor.resolve_neg
-_storage = torch.Tensor.untyped_storage
 _to = torch.Tensor.to
 _to_dense = torch.Tensor.to_dense
 _unbind = torch.Tensor.unbind
@@ -94,7 +93,7 @@ def statistics(tensor: torch.Tensor, high: bool = False) -> Values | Deferred:
             return _unusual(tensor, high)
         if not _numel(tensor):
             return [None] * 4
-        if not _storage(tensor).nbytes():
+        if is_freed(tensor):
             raise CannotMeasure(FREED)
         return measure(tensor, high) if tensor.ndim else stats_cpu.scalar(tensor)
     except TORCH_ERRORS as error:

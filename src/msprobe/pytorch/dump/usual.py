@@ -11,7 +11,7 @@ import torch
 
 from .fused import Reduced
 from .fused import reduce as _fused
-from .pieces import PIECE_BYTES, even, in_memory_order, is_dense, memory_at
+from .pieces import PIECE_BYTES, even, in_memory_order, is_dense, is_freed, memory_at
 
 # Bound at import: these names are patched while a window is open.
 _as_strided = torch.Tensor.as_strided
@@ -25,6 +25,7 @@ _item = torch.Tensor.item
 _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
 _split = torch.unsafe_split
+_storage = torch.Tensor.untyped_storage
 _stride = torch.Tensor.stride
 _sum = torch.sum
 _frombuffer = np.frombuffer
@@ -65,14 +66,13 @@ def usual(tensor: torch.Tensor) -> Values | None:
     ):
         return None
     address = _data_ptr(tensor)
-    if address == _offset(tensor) * 4:
-        return None  # its storage begins nowhere: it has been freed
+    if not address or _storage(tensor).nbytes() < (_offset(tensor) + count) * 4:
+        return None  # its memory has been freed
     if not (_is_contiguous(tensor) or is_dense(tensor.shape, _stride(tensor))):
-        tensor = in_memory_order(_detach(tensor))
-        if _numel(tensor) != count or count > _PIECE:
-            return None  # it was expanded, or packing it would read it once more
-        tensor = _contiguous(tensor)
-        address = _data_ptr(tensor)
+        packed = None if is_freed(tensor) or count > _PIECE else _packed(tensor, count)
+        if packed is None:
+            return None
+        tensor, address = packed, _data_ptr(packed)
     if _fused is not None:
         top, low, total, square = _fused(address, count, "float32")
     else:
@@ -83,6 +83,12 @@ def usual(tensor: torch.Tensor) -> Values | None:
     if -SINGLE_MAX <= total <= SINGLE_MAX and least <= square <= most:
         return [top, low, c_float(total / count).value, c_float(math.sqrt(square)).value]
     return None
+
+
+def _packed(tensor: torch.Tensor, count: int) -> torch.Tensor | None:
+    """A copy of a tensor with gaps, not more than a piece; None of an expanded one."""
+    distinct = in_memory_order(_detach(tensor))
+    return _contiguous(distinct) if _numel(distinct) == count else None
 
 
 def _of_block(tensor: torch.Tensor, address: int, count: int) -> Reduced:
