@@ -33,7 +33,7 @@ def prime_torch_caches() -> None:
     makes CPU tensors, also after the window).
     """
     importlib.import_module("torch.utils._device")._device_constructors()
-    with warnings.catch_warnings():  # torch < 2.3 looks at its own deprecated names
+    with warnings.catch_warnings():  # torch 2.1 looks at its own deprecated names
         warnings.simplefilter("ignore")
         torch.overrides.get_overridable_functions()
 

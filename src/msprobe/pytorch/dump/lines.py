@@ -1,7 +1,7 @@
 """One record → its line in dump.json.
 
 The encoder of the json module spends most of its time on the keys, which are the same in every
-entry, and on floats. orjson (the optional extra "fast") takes a tenth of it. Without it the text
+entry, and on floats. orjson (the optional extra "fast") takes a sixth of it. Without it the text
 of the most frequent entry, a plain tensor with finite statistics, is put together here; everything
 else goes through the encoder of the json module. The values are the same in each case.
 """
