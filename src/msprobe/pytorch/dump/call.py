@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .run import StepRun
 
 
+_ONE = (True,)  # the shape of a single tensor
 _tensor = torch.Tensor
 
 
@@ -221,6 +222,8 @@ class Call:
 
 def _filled(shape: Any, grads: dict[int, Any]) -> list[Any]:
     """The places of tensors with their gradients, null elsewhere."""
+    if shape == _ONE:
+        return [grads.get(0)]
     places = itertools.count()
     filled: list[Any] = []
     for part in shape:

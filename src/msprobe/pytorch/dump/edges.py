@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+Places = tuple[int, ...]  # of tensors among the arguments, or among the results, of a call
 _grad_enabled = torch.is_grad_enabled
 _view_as = torch.Tensor.view_as
 _LEAF = 2**64 - 1  # sequence number of AccumulateGrad: the engine runs it as soon as it can
@@ -30,19 +31,20 @@ class Watch:
 
     def __init__(self, inputs: Sequence[Any], autocast: bool) -> None:
         self.sequence = _sequence_number()
-        self.edges: dict[tuple[Any, int], list[int]] = {}
-        self.leaves: dict[int, list[int]] = {}  # id of a leaf → its places among the inputs
+        self.edges: dict[tuple[Any, int], Places] = {}
+        self.leaves: dict[int, Places] = {}  # id of a leaf → its places among the inputs
         self.autocast = autocast
-        self.casts: dict[int, Any] = {}
+        self.casts: dict[int, Any] | None = None
         for place, tensor in enumerate(inputs):
             if tensor.requires_grad:
                 node = tensor.grad_fn
                 if node is None:
-                    self.leaves.setdefault(id(tensor), []).append(place)
+                    self.leaves[id(tensor)] = (*self.leaves.get(id(tensor), ()), place)
                 else:
-                    self.edges.setdefault((node, tensor.output_nr), []).append(place)
+                    edge = node, tensor.output_nr
+                    self.edges[edge] = (*self.edges.get(edge, ()), place)
 
-    def places_of_cast(self, node: Any) -> list[int] | None:
+    def places_of_cast(self, node: Any) -> Places | None:
         """Places of the leaf that ``node`` casts under autocast.
 
         Autocast casts a weight once and lets all calls use the result: the node of the cast may
@@ -52,16 +54,16 @@ class Watch:
         if leaf is None or leaf._sequence_nr() != _LEAF:
             return None
         places = self.leaves.get(id(leaf.variable))
-        for place in places or ():
-            self.casts[place] = leaf.variable.dtype
+        if places:
+            self.casts = {**(self.casts or {}), **dict.fromkeys(places, leaf.variable.dtype)}
         return places
 
-    def forget(self, places: Sequence[int]) -> None:
+    def forget(self, places: Places) -> None:
         """These inputs are outputs as well: they get their gradient as a whole, not in parts."""
-        every: tuple[dict[Any, list[int]], ...] = (self.edges, self.leaves)
+        every: tuple[dict[Any, Places], ...] = (self.edges, self.leaves)
         for known in every:
             for key, found in list(known.items()):
-                left = [place for place in found if place not in places]
+                left = tuple(place for place in found if place not in places)
                 if left:
                     known[key] = left
                 else:
@@ -84,9 +86,9 @@ def accumulator(leaf: Any) -> Any:
 
 def owners(  # noqa: C901 - one frame, on the path of every call
     roots: Any, seen: Watch
-) -> dict[Any, list[tuple[int, list[int]]]]:
+) -> dict[Any, list[tuple[int, Places]]]:
     """Nodes of the call → the positions at which they own an edge to an input."""
-    owners: dict[Any, list[tuple[int, list[int]]]] = {}
+    owners: dict[Any, list[tuple[int, Places]]] = {}
     edges, leaves, first = seen.edges, seen.leaves, seen.sequence
     visited = set(roots)
     todo = list(roots)

@@ -10,14 +10,18 @@ runs through C++ and the garbage collector could not free it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from .edges import Watch, accumulator, owners
+from .edges import Places, Watch, accumulator, owners
 from .passes import Passes
 
+# Of one node: output_nr there, and which outputs and inputs of the call these are.
+Entering = tuple[tuple[int, Places, Places], ...]
+Leaving = tuple[tuple[int, Places], ...]  # position among its edges, which inputs of the call
 _add = torch.add
 _OfUser: Any = torch.autograd.function.BackwardCFunction
 graph_task: Any = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torch >= 2.1
@@ -43,12 +47,17 @@ class Listener(Protocol):
 
 
 class Backward:
-    """Collects the gradients of one call over one backward pass at a time."""
+    """Collects the gradients of one call over one backward pass at a time.
+
+    Where a single hook hears of all of them, which is the usual case, this object is that hook.
+    """
 
     __slots__ = (
         "_casts",
         "_contributions",
-        "_edges",
+        "_entering",
+        "_in_parts",
+        "_leaving",
         "_left",
         "_passes",
         "_task",
@@ -56,25 +65,65 @@ class Backward:
         "listener",
     )
 
-    def __init__(self, listener: Listener, passes: Passes, casts: dict[int, Any]) -> None:
+    def __init__(self, listener: Listener, passes: Passes, casts: dict[int, Any] | None) -> None:
         self.listener = listener
         self._casts = casts  # place of an input that autocast has cast → its dtype
         self._passes = passes
-        self._edges: dict[int, int] = {}  # place of an input → edges that lead to it
+        self._in_parts: frozenset[int] = frozenset()  # inputs whose gradient is put together here
         self._contributions: dict[int, list[Any]] | None = None
+        self._entering: Entering = ()  # of the single hook
+        self._leaving: Leaving = ()
         self._left = 0
         self._task: int | None = None
         self.hooks = 0  # hooks registered: all fired means that the record is complete
 
-    def hook_output(self, node: Any, places: list[tuple[int, list[int], Sequence[int]]]) -> None:
-        """Listen for the gradients that enter ``node``: (output_nr, outputs, inputs) there."""
-        node.register_prehook(_Entering(self, places))
-        self.hooks += 1
+    def hook(self, roots: dict[Any, list[Any]], owned: dict[Any, list[Any]]) -> None:
+        """Listen at the nodes of the outputs and at those that own an edge to an input."""
+        places = [p for positions in owned.values() for _, inputs in positions for p in inputs]
+        once = set(places)
+        if len(once) < len(places):
+            once = {place for place in once if places.count(place) == 1}
+            self._in_parts = frozenset(places).difference(once)
+        if self._casts:
+            self._in_parts |= self._casts.keys()
+        self.hooks = len(roots) + len(owned)
+        for node, entering in roots.items():
+            # Not a function of the user's: it may change the gradient that it is given.
+            if node not in owned or isinstance(node, _OfUser):
+                node.register_prehook(_Entering(self, _shared(tuple(entering))))
+                continue
+            leaving = owned.pop(node)
+            if self.hooks == 2:
+                self._entering, self._leaving = _shared(tuple(entering)), _shared(tuple(leaving))
+                node.register_hook(self)
+            else:
+                hook = _Passing(self, _shared(tuple(entering)), _shared(tuple(leaving)))
+                node.register_hook(hook)
+        for node, leaving in owned.items():
+            node.register_hook(_Leaving(self, _shared(tuple(leaving))))
 
-    def enter_outputs(self, places: Any, grads: Any) -> None:
+    def __call__(self, left: Any, entered: Any) -> None:
+        """Be the single hook, after its node: all gradients of the call are here."""
+        self.listener.guard(self._hear_all, left, entered)
+
+    def _hear_all(self, left: Any, entered: Any) -> None:
+        self.listener.begin(graph_task())
+        try:
+            self._hear_outputs(self._entering, entered)
+            self._hear_inputs(self._leaving, left)
+        finally:  # interrupted, it is finished with what has arrived
+            self._finish()
+
+    def enter_outputs(self, places: Entering, grads: Any) -> None:
         """Gradients enter a node: report those of our outputs."""
         if self._task != graph_task():
             self._enter()
+        self._hear_outputs(places, grads)
+        self._left -= 1
+        if self._left == 0:
+            self._finish()
+
+    def _hear_outputs(self, places: Entering, grads: Any) -> None:
         listener = self.listener
         for number, outputs, inputs in places:
             grad = grads[number] if number < len(grads) else None
@@ -83,51 +132,28 @@ class Backward:
                     listener.grad_output(place, grad)
                 for place in inputs:
                     listener.grad_input(place, grad)
+
+    def leave_inputs(self, places: Leaving, grads: Any) -> None:
+        """Gradients leave a node: report those of our inputs."""
+        if self._task != graph_task():
+            self._enter()
+        self._hear_inputs(places, grads)
         self._left -= 1
         if self._left == 0:
             self._finish()
 
-    def hook_owner(self, node: Any, places: list[tuple[int, list[int]]]) -> None:
-        """Listen for the gradients that leave ``node``: (position, inputs) of ours there."""
-        self._expect(places)
-        node.register_hook(_Leaving(self, places))
-        self.hooks += 1
-
-    def hook_both(
-        self,
-        node: Any,
-        entering: list[tuple[int, list[int], Sequence[int]]],
-        leaving: list[tuple[int, list[int]]],
-    ) -> None:
-        """Listen with one hook for what enters and what leaves ``node``."""
-        self._expect(leaving)
-        node.register_hook(_Passing(self, entering, leaving))
-        self.hooks += 2
-
-    def _expect(self, places: list[tuple[int, list[int]]]) -> None:
-        edges = self._edges
-        for _, inputs in places:
-            for place in inputs:
-                edges[place] = edges.get(place, 0) + 1
-
-    def leave_inputs(self, places: Any, grads: Any) -> None:
-        """Gradients leave a node: report those of our inputs."""
-        if self._task != graph_task():
-            self._enter()
+    def _hear_inputs(self, places: Leaving, grads: Any) -> None:
         for position, inputs in places:
             grad = grads[position] if position < len(grads) else None
             if grad is not None:
                 for place in inputs:
-                    if self._edges[place] == 1 and not self._casts:
-                        self.listener.grad_input(place, grad)
-                    else:
+                    if place in self._in_parts:
                         self._contribute(place, grad)
-        self._left -= 1
-        if self._left == 0:
-            self._finish()
+                    else:
+                        self.listener.grad_input(place, grad)
 
     def _contribute(self, place: int, grad: Any) -> None:
-        if place in self._casts:
+        if self._casts and place in self._casts:
             grad = grad.to(self._casts[place])
         if self._contributions is None:
             self._contributions = {}
@@ -164,7 +190,7 @@ class _Entering:
 
     __slots__ = ("_backward", "_places")
 
-    def __init__(self, backward: Backward, places: Any) -> None:
+    def __init__(self, backward: Backward, places: Entering) -> None:
         self._backward = backward
         self._places = places
 
@@ -178,7 +204,7 @@ class _Leaving:
 
     __slots__ = ("_backward", "_places")
 
-    def __init__(self, backward: Backward, places: Any) -> None:
+    def __init__(self, backward: Backward, places: Leaving) -> None:
         self._backward = backward
         self._places = places
 
@@ -188,11 +214,11 @@ class _Leaving:
 
 
 class _Passing:
-    """Hook after a node, for both sides."""
+    """Hook after a node, for both sides, of a call with others."""
 
     __slots__ = ("_backward", "_entering", "_leaving")
 
-    def __init__(self, backward: Backward, entering: Any, leaving: Any) -> None:
+    def __init__(self, backward: Backward, entering: Entering, leaving: Leaving) -> None:
         self._backward = backward
         self._entering = entering
         self._leaving = leaving
@@ -203,6 +229,12 @@ class _Passing:
     def _report(self, left: Any, entered: Any) -> None:
         self._backward.enter_outputs(self._entering, entered)
         self._backward.leave_inputs(self._leaving, left)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(places: Any) -> Any:
+    """One tuple for all that are equal: the hooks of a step then hold no objects of their own."""
+    return places
 
 
 def _total(parts: list[Any]) -> Any:
@@ -222,13 +254,13 @@ def attach(
     no gradient flows to, and those that only an in-place write through a view connects, stay
     unreported.
     """
-    roots: dict[Any, list[tuple[int, list[int], Sequence[int]]]] = {}
-    passed_on: list[int] = []  # inputs that are outputs as well: they have no node of their own
+    roots: dict[Any, list[tuple[int, Places, Places]]] = {}
+    passed_on: Places = ()  # inputs that are outputs as well: they have no node of their own
     for place, tensor in enumerate(outputs):
         if tensor.requires_grad:
             node = tensor.grad_fn
             if node is None:
-                inputs: Sequence[int] = seen.leaves.get(id(tensor), ())
+                inputs = seen.leaves.get(id(tensor), ())
                 _root(roots, accumulator(tensor), 0, place, inputs)
             else:
                 inputs = seen.edges.get((node, tensor.output_nr), ())
@@ -238,31 +270,21 @@ def attach(
         return None
     if passed_on:
         seen.forget(passed_on)
+    owned = owners(roots, seen)
     backward = Backward(listener, passes, seen.casts)
-    _hook(backward, roots, owners(roots, seen))
+    backward.hook(roots, owned)
     return backward
 
 
-def _hook(backward: Backward, roots: dict[Any, Any], owned: dict[Any, Any]) -> None:
-    for node, places in roots.items():
-        # Not a function of the user's: it may change the gradient that it is given.
-        if node in owned and not isinstance(node, _OfUser):
-            backward.hook_both(node, places, owned.pop(node))
-        else:
-            backward.hook_output(node, places)
-    for node, positions in owned.items():
-        backward.hook_owner(node, positions)
-
-
-def _root(roots: Any, node: Any, number: int, place: int, inputs: Sequence[int]) -> None:
+def _root(roots: Any, node: Any, number: int, place: int, inputs: Places) -> None:
     if node is None:
         return  # the leaf of a functorch transform: its graph is none of ours
     places = roots.get(node)
     if places is None:
-        roots[node] = [(number, [place], inputs)]
+        roots[node] = [(number, (place,), inputs)]
         return
-    for known, outputs, _ in places:
+    for at, (known, outputs, same) in enumerate(places):
         if known == number:
-            outputs.append(place)  # the same tensor twice
+            places[at] = known, (*outputs, place), same  # the same tensor twice
             return
-    places.append((number, [place], inputs))
+    places.append((number, (place,), inputs))

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
@@ -82,13 +82,8 @@ class JsonFile:
 
     def __init__(self, path: str, head: str, tail: str) -> None:
         self._begin(path, head, tail)
-        try:
-            self._create(0)
-            self._write(0, b"", b"")
-            self._show(0)
-        except BaseException:
-            self._release()
-            raise
+        with _replacement(path) as fd:
+            _write_all(fd, self._head + self._tail, 0)
 
     def _begin(self, path: str, head: str, tail: str) -> None:
         self.path = path
@@ -100,6 +95,7 @@ class JsonFile:
         self._shown = 0  # which of the two has the visible name
         self._fds: list[int | None] = [None, None]
         self._ends = [0, 0]  # how much of head and final members each file holds
+        self._sizes = [0, 0]  # how long each may be
         self._closed = False
 
     @classmethod
@@ -118,8 +114,8 @@ class JsonFile:
         if not final and open_ == self._draft:
             return
         other = 1 - self._shown
-        self._catch_up(other)
-        self._write(other, final, open_)
+        head = self._catch_up(other)
+        self._write(other, head + final + open_ + self._tail, self._end - len(head))
         self._show(other)
         # Only now: whoever is interrupted before (Ctrl-C, a full disk) may do all of it again.
         self._end += len(final)
@@ -161,35 +157,35 @@ class JsonFile:
         folder, name = os.path.split(self.path)
         return os.path.join(folder, f".{name}.{slot}")
 
-    def _create(self, slot: int) -> int:
-        name = self._hidden(slot)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        fd = self._fds[slot] = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
-        _write_all(fd, self._head, 0)
-        self._ends[slot] = len(self._head)
-        return fd
+    def _catch_up(self, slot: int) -> bytes:
+        """Bring the hidden file up to the final members of the other one.
 
-    def _catch_up(self, slot: int) -> None:
-        """Bring the hidden file up to the final members of the other one."""
+        Returns what is still missing: the head, if there is nothing else.
+        """
         source, target = self._fds[self._shown], self._fds[slot]
         if target is None:
-            target = self._create(slot)
+            target = self._fds[slot] = _new_file(self._hidden(slot))
+        if self._ends[slot] == 0 and self._end == len(self._head):
+            return self._head
         if source is None:
             source = self._fds[self._shown] = os.open(self.path, _FLAGS)
         while self._ends[slot] < self._end:
             block = os.pread(source, min(self._end - self._ends[slot], 1 << 20), self._ends[slot])
             if not block:
                 raise OSError(errno.EIO, "somebody has cut the file off", self.path)
-            _write_all(target, block, self._ends[slot])
+            self._write(slot, block, self._ends[slot])
             self._ends[slot] += len(block)
+        return b""
 
-    def _write(self, slot: int, final: bytes, draft: bytes) -> None:
-        fd = self._fds[slot]
+    def _write(self, slot: int, block: bytes, offset: int) -> None:
+        """Write what the file ends with from now on."""
+        fd, end = self._fds[slot], offset + len(block)
         assert fd is not None
-        block = final + draft + self._tail
-        _write_all(fd, block, self._end)
-        os.ftruncate(fd, self._end + len(block))
+        longest = self._sizes[slot] = max(self._sizes[slot], end)  # a full disk may stop it halfway
+        _write_all(fd, block, offset)
+        if longest > end:
+            os.ftruncate(fd, end)
+            self._sizes[slot] = end
 
     def _show(self, slot: int) -> None:
         hidden, partial = self._hidden(slot), self._hidden("new")
@@ -200,11 +196,11 @@ class JsonFile:
         else:
             os.replace(partial, self.path)
         self._shown = slot
-        if not os.path.lexists(self._hidden(1 - slot)):
+        if self._fds[1 - slot] is not None and not os.path.lexists(self._hidden(1 - slot)):
             self._forget(1 - slot)  # it has no name left: the next append writes it anew
 
     def _forget(self, slot: int) -> None:
-        fd, self._fds[slot], self._ends[slot] = self._fds[slot], None, 0
+        fd, self._fds[slot], self._ends[slot], self._sizes[slot] = self._fds[slot], None, 0, 0
         if fd is not None:
             os.close(fd)
 
@@ -224,19 +220,39 @@ def hidden_names(path: str) -> list[str]:
 
 def replace_file(path: str, write: Callable[[Any], None]) -> None:
     """Write a text file next to ``path`` and rename it over: readers see the old or the new."""
+    with (
+        _replacement(path) as fd,
+        open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False) as file,
+    ):
+        write(file)
+
+
+@contextlib.contextmanager
+def _replacement(path: str) -> Iterator[int]:
+    """A file that takes the name ``path`` at the end of the block, if nothing is raised there."""
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial)
-    fd = os.open(partial, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+    fd = _new_file(partial)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            write(file)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def _new_file(path: str) -> int:
+    """A file of our own: not what a killed process has left there, nor through a link."""
+    flags = _FLAGS | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
 
 
 def _write_all(fd: int, block: bytes, offset: int) -> None:

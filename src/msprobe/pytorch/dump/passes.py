@@ -54,11 +54,14 @@ class Passes:
     def join(self, graph_task: int, backward: Finisher) -> None:
         """Have ``backward`` finished at the end of this pass at the latest."""
         with self._lock:
-            waiting = self._open.get(graph_task)
-            if waiting is None:
-                waiting = self._open[graph_task] = []
-                self._at_the_end(self._end, graph_task)
-            waiting.append(backward)
+            self._waiting(graph_task).append(backward)
+
+    def _waiting(self, graph_task: int) -> list[Finisher]:
+        waiting = self._open.get(graph_task)
+        if waiting is None:
+            waiting = self._open[graph_task] = []
+            self._at_the_end(self._end, graph_task)
+        return waiting
 
     @staticmethod
     def _at_the_end(function: Callable[[int], None], graph_task: int) -> None:
@@ -68,6 +71,7 @@ class Passes:
     def join_last(self, graph_task: int, finisher: Finisher) -> None:
         """Have ``finisher`` finished after whatever else waits for the end of this pass."""
         with self._lock:
+            self._waiting(graph_task)  # at its end comes what is last
             self._last.setdefault(graph_task, []).append(finisher)
 
     def _end(self, graph_task: int) -> None:

@@ -111,8 +111,10 @@ class StepRun:
 
     def module_parent(self, thread: ThreadState) -> Any:
         """As `parent`, for a module: torch's own areas are no parents of modules."""
-        parent = self.parent(thread)
-        return parent if isinstance(parent, Call) else None
+        modules = thread.modules
+        if modules and modules[-1].run is not self:
+            modules.clear()  # as in `parent`
+        return modules[-1] if modules else None
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:
         """Whether a parameter gradient of module ``base`` is recorded."""

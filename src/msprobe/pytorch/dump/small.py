@@ -6,7 +6,6 @@ such a tensor is copied as it is now, which costs 1 µs, and measured later toge
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from .deferred import TORCH_ERRORS
-from .pieces import is_freed
+from .pieces import is_freed, memory
 
 # Bound at import: these names are patched while a window is open.
 _contiguous = torch.Tensor.contiguous
@@ -25,9 +24,6 @@ _numel = torch.Tensor.numel
 _offset = torch.Tensor.storage_offset
 _resolve_neg = torch.Tensor.resolve_neg
 _storage = torch.Tensor.untyped_storage
-_bytes_at: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
 
 LARGEST = 1024  # elements: beyond, torch's own reductions cost less than those in float64
 _STRIDED = torch.strided
@@ -58,7 +54,7 @@ def elements(tensor: torch.Tensor, width: int) -> bytes | None:
         address = _data_ptr(tensor)
         if not address or _storage(tensor).nbytes() < (_offset(tensor) + count) * width:
             return None  # its memory has been freed
-        copy: bytes = _bytes_at(address, count * width)
+        copy: bytes = memory[address : address + count * width]
         return copy
     except TORCH_ERRORS:
         return None  # an odd tensor: measured alone, the log says what is wrong with it

@@ -12,7 +12,7 @@ import torch
 from . import copies, small, stats
 from .arrays import array_entry
 from .entries import Entry, OnTensor, TensorEntry
-from .fills import FIELDS, FILLS, NO_VALUES, Sink, say
+from .fills import FIELDS, FILLS, Sink, say
 from .pieces import FREED, is_freed
 from .subclasses import plain_tensor, tensor_type, unwaited
 
@@ -66,20 +66,29 @@ def describer(
 
     def on_tensor(value: Any, path: str) -> Entry:
         kind = type(value)
-        if (kind is _tensor or kind is _parameter) and not odd():
-            dtype = value.dtype
-            if dtype in together:
-                width, reduction = together[dtype]
-                copy = _elements(value, width)
-                if copy is not None:
-                    entry = _entry(value, dtype, NO_VALUES)
-                    wait((entry, reduction, copy))
-                    return entry
-            if dtype is _single:
-                values = _usual(value)
-                if values is not None:
-                    return _entry(value, dtype, values)
-        return alone(value, path)
+        if (kind is not _tensor and kind is not _parameter) or odd():
+            return alone(value, path)
+        dtype = value.dtype
+        values: Any = None
+        reduction: Any = None
+        copy: Any = None
+        if dtype in together:
+            width, reduction = together[dtype]
+            copy = _elements(value, width)
+        if copy is None:
+            values = _usual(value) if dtype is _single else None
+            if values is None:
+                return alone(value, path)
+        entry = TensorEntry(_PLAIN)
+        entry["dtype"] = _DTYPES[dtype]
+        # A tuple: once the garbage collector has seen it, it need not look at it again.
+        entry["shape"] = tuple(value.shape)
+        entry["requires_grad"] = value.requires_grad
+        if values is None:
+            wait((entry, reduction, copy))
+        else:
+            entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = values
+        return entry
 
     return on_tensor
 
@@ -89,17 +98,6 @@ _PLAIN = {
     "type": "torch.Tensor", "dtype": None, "shape": None,
     "Max": None, "Min": None, "Mean": None, "Norm": None, "requires_grad": None,
 }  # fmt: skip
-
-
-def _entry(value: Any, dtype: torch.dtype, numbers: Sequence[Any]) -> TensorEntry:
-    entry = TensorEntry(_PLAIN)
-    entry["dtype"] = _DTYPES[dtype]
-    # A tuple: once the garbage collector has seen it, it need not look at it again.
-    entry["shape"] = tuple(value.shape)
-    entry["requires_grad"] = value.requires_grad
-    if numbers is not NO_VALUES:
-        entry["Max"], entry["Min"], entry["Mean"], entry["Norm"] = numbers
-    return entry
 
 
 class _Describer:

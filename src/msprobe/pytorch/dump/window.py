@@ -113,8 +113,7 @@ class Window:
             if pair is None or pair.module() is not module:
                 hook = ModuleHook(self._gate, index, fqn)
                 pair = pairs[key] = HookPair(module, hook, self._dead.append)
-            hook = pair.hook
-            hook.index, hook.fqn = index, fqn
+            pair.hook.name(index, fqn)
             hooked[key] = module
             pair.put_in(module)
 

@@ -24,65 +24,34 @@ _is_tracing: Any = torch._C._get_tracing_state
 
 
 class ModuleHook:
-    """The pair of hooks of one module. In a copy or pickle of the model it does nothing."""
+    """What the two hooks of one module share."""
 
-    __slots__ = ("_base", "_gate", "_named", "always", "fqn", "index")
+    __slots__ = ("_base", "_kind", "always", "fqn", "gate", "index")
 
     def __init__(self, gate: Gate, index: int | None, fqn: str, *, focused: bool = False) -> None:
-        self._gate = gate
+        self.gate = gate
         self.index = index
         self.fqn = fqn
         self.always = focused  # the module of module_dump records while all others are quiet
         self._base = ""
-        self._named: Any = None  # what `_base` was made of: a module may move or change its class
+        self._kind: Any = None  # of which class the module was when `_base` was made
 
-    def _base_of(self, module: nn.Module) -> str:
-        named = self.index, self.fqn, type(module).__name__
-        if named != self._named:
-            self._named = named
-            self._base = module_base(*named)
+    def name(self, index: int | None, fqn: str) -> None:
+        """The module stands there now."""
+        if (index, fqn) != (self.index, self.fqn):
+            self.index, self.fqn, self._kind = index, fqn, None
+
+    def base_of(self, module: nn.Module) -> str:
+        """How the names of its records begin."""
+        kind = type(module)
+        if kind is not self._kind:
+            self._base, self._kind = module_base(self.index, self.fqn, kind.__name__), kind
         return self._base
 
-    def _is_off(self) -> bool:
-        gate = self._gate
+    def is_off(self) -> bool:
+        """Whether its calls are not to be recorded now."""
+        gate = self.gate
         return not gate.open or gate.thread.state == OFF or (gate.focus and not self.always)
-
-    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Forward pre-hook."""
-        if self._is_off() or _is_tracing() or is_capturing():
-            return
-        gate = self._gate
-        run, thread = gate.run, gate.thread
-        assert run is not None
-        base = self._base_of(module)
-        for other in thread.modules:
-            if other.base is base:  # it calls itself, or Ctrl-C has ended its last call
-                forget_left_over(thread.modules, module)
-                break
-        forward, backward = module_records(base, run.count(base))
-        call = Call(run, base, forward, backward, run.module_parent(thread))
-        call.raised = sys.exc_info()[1]
-        call.module = id(module)
-        run.coverage.called.add((self.index, self.fqn))
-        thread.modules.append(call)
-        run.guard(forward, _begin, call, module, args, kwargs)
-
-    def after(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        """Forward hook, called also when the forward has raised."""
-        modules = self._gate.thread.modules
-        base = self._base_of(module)
-        place = len(modules) - 1
-        while place >= 0 and modules[place].base != base:
-            place -= 1
-        if place < 0 or _is_tracing():
-            return  # it began before this window
-        call: Call = modules[place]
-        del modules[place:]  # with what an interrupted forward has left above it
-        raised = sys.exc_info()[1] is not call.raised
-        if raised or self._is_off() or call.run is not self._gate.run:
-            call.run.guard(call.forward, recording.fail, call)
-        else:
-            call.run.guard(call.forward, recording.finish, call, result, module._parameters)
 
 
 def _begin(call: Call, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -116,21 +85,72 @@ def forget_left_over(modules: list[Call], beginning: nn.Module | None = None) ->
 
 
 class Hook:
-    """One of the two, as torch holds it: a callable that a copy of the model can not trigger."""
+    """A hook as torch holds it: a callable that a copy of the model can not trigger."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_target",)
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, target: Any) -> None:
+        self._target = target
 
     def __call__(self, *args: Any) -> None:
         """Do what the hook is for; torch takes None for "nothing to change"."""
-        self._call(*args)
+        self._target(*args)
 
     def __reduce__(self) -> Any:
         # A callable of the standard library that takes anything and returns None, so that the
         # pickle can be read where msprobe is not installed.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Before(Hook):
+    """Forward pre-hook of a module."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A call begins."""
+        hook: ModuleHook = self._target
+        if hook.is_off() or _is_tracing() or is_capturing():
+            return
+        gate = hook.gate
+        run, thread = gate.run, gate.thread
+        assert run is not None
+        base = hook.base_of(module)
+        for other in thread.modules:
+            if other.base is base:  # it calls itself, or Ctrl-C has ended its last call
+                forget_left_over(thread.modules, module)
+                break
+        forward, backward = module_records(base, run.count(base))
+        call = Call(run, base, forward, backward, run.module_parent(thread))
+        call.raised = sys.exc_info()[1]
+        call.module = id(module)
+        run.coverage.called.add((hook.index, hook.fqn))
+        thread.modules.append(call)
+        run.guard(forward, _begin, call, module, args, kwargs)
+
+
+class After(Hook):
+    """Forward hook of a module, called also when the forward has raised."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        """A call has ended."""
+        hook: ModuleHook = self._target
+        modules = hook.gate.thread.modules
+        base = hook.base_of(module)
+        place = len(modules) - 1
+        while place >= 0 and modules[place].base != base:
+            place -= 1
+        if place < 0 or _is_tracing():
+            return  # it began before this window
+        call: Call = modules[place]
+        del modules[place:]  # with what an interrupted forward has left above it
+        raised = sys.exc_info()[1] is not call.raised
+        if raised or hook.is_off() or call.run is not hook.gate.run:
+            call.run.guard(call.forward, recording.fail, call)
+        else:
+            call.run.guard(call.forward, recording.finish, call, result, module._parameters)
 
 
 class HookPair:
@@ -149,7 +169,7 @@ class HookPair:
         # ``died`` is a function in C: see `passes.Orphans`.
         self.module = weakref.ref(module, died)
         self.hook = hook
-        before, after = Hook(hook.before), Hook(hook.after)
+        before, after = Before(hook), After(hook)
         try:
             handle = module.register_forward_pre_hook(before, with_kwargs=True)
             self._before = handle.id, before

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 from torch import nn
 
 from .. import edges, gradients
 from ..call import Call
 from ..names import parameters_grad_record
 
+_tensor = torch.Tensor
 _NO_GRADIENT = (
     "no gradient on this rank: FSDP holds it on another, or it was taken away during backward"
 )
@@ -86,11 +88,16 @@ class ParameterGroup:
             return
         number = run.count(f"{self._base}.parameters_grad")
         record = parameters_grad_record(self._base, number)
-        visit = run.on_tensor(record)
+        visit = run.describer or run.on_tensor(record)
         entries = {}
         for name, consumed in arrived.items():
             parameter = module._parameters.get(name)
-            grad = consumed if parameter is None or parameter.grad is None else parameter.grad
+            grad = None if parameter is None else parameter.grad
+            if grad is None:
+                grad = consumed
+            if type(grad) is _tensor:
+                entries[name] = [visit(grad, f"{record}.{name}")]
+                continue
             if grad is None:
                 run.problem(f"{record}.{name}", _NO_GRADIENT)
             entries[name] = [run.tensor(grad, f"{record}.{name}", visit)]
