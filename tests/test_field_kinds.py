@@ -384,6 +384,72 @@ def test_function_transforms_give_the_same_and_recording_goes_on(
     assert record["output"][0]["Max"] is not None
 
 
+CONSTANTS: dict[str, Tensor] = {
+    "small": torch.randn(7),
+    "large": torch.randn(50, 4001),
+    "permuted": torch.randn(300, 40).t(),
+    "with gaps": torch.randn(300, 80)[:, ::2],
+    "integers": torch.arange(5),
+    "halves": torch.randn(3000).half(),
+    "parameter": nn.Parameter(torch.randn(60, 70)),
+}
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap of grad", "jvp", "functionalize"])
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constants_inside_a_transform_have_their_numbers(
+    kind: str, transform: str, tmp_path: Path
+) -> None:
+    """Only what the transform has wrapped has no numbers: it stands for many values, or none."""
+    constant = CONSTANTS[kind]
+
+    def f(v: Tensor) -> Tensor:
+        return torch.mul(v, torch.sum(torch.abs(constant))).sum()
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        return TRANSFORMS[transform](f, torch.randn(2, 3))
+
+    plain, results = run(), []
+    collect(tmp_path, lambda: results.append(run()), nn.Identity())
+    for got, wanted in zip(*map(torch.utils._pytree.tree_leaves, (results, plain)), strict=True):
+        assert torch.equal(got, wanted)
+    (entry,) = read_data(tmp_path)["Torch.abs.0.forward"]["input_args"]
+    values = constant.detach().double().numpy()
+    assert entry["Max"] == pytest.approx(values.max(), rel=1e-3)  # of a half: its own rounding
+    assert entry["Min"] == pytest.approx(values.min(), rel=1e-3)
+    if constant.is_floating_point():
+        assert entry["Norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-3)
+    wrapped = read_data(tmp_path)["Torch.mul.0.forward"]["input_args"][0]
+    assert wrapped["shape"] in ([3], [2, 3])
+    assert wrapped["Max"] is None
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_functorch_is_not_asked_for_anything(task: str, tmp_path: Path) -> None:
+    """Nearly any question to it gives the thread a state that slows down all later graphs."""
+    state_makers = {*dir(torch._C._functorch), "_are_functorch_transforms_active"}
+    state_makers -= {"is_functorch_wrapped_tensor"}  # looks at the tensor only
+    asked = []
+
+    def profile(frame: types.FrameType, event: str, function: Any) -> None:
+        name = getattr(function, "__name__", "")
+        if event == "c_call" and name in state_makers and "msprobe" in frame.f_code.co_filename:
+            asked.append((frame.f_code.co_qualname, name))
+
+    net = nn.Sequential(nn.Embedding(9, 30), nn.Linear(30, 500), nn.Tanh())
+
+    def step() -> None:
+        net(torch.arange(9)).sum().backward()
+
+    sys.setprofile(profile)
+    try:
+        collect(tmp_path, step, net, level="mix", task=task)
+    finally:
+        sys.setprofile(None)
+    assert asked == []
+
+
 # ---- functions and modules as objects: B06, B07, B25, B29, A9 ----------------------------------
 
 USER_CODE = """

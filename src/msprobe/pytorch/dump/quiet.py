@@ -7,6 +7,7 @@ functions bound here: `dispatch_modes`, `function_modes` and `autocast` are true
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,10 @@ def _each_autocast() -> bool:
 
 # torch >= 2.4 answers for all devices in one call.
 autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
+# Whether vmap, grad or another transform of torch.func is running, asked without functorch: any
+# question to it gives the thread a state that every node of the graph then copies, 2 % of a step.
+_key_is_on: Any = _C._dispatch_tls_is_dispatch_key_included
+in_transform: Any = functools.partial(_key_is_on, _C.DispatchKey.FuncTorchDynamicLayerFrontMode)
 # Disables __torch_function__ of tensor subclasses for a block.
 subclass_functions_off: Any = getattr(_C, "DisableTorchFunctionSubclass", _C.DisableTorchFunction)
 
@@ -45,6 +50,17 @@ _AUTOCAST_KEYS = [
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")
     if hasattr(_C.DispatchKey, name)
 ]
+_TRANSFORM_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
+
+
+@contextlib.contextmanager
+def transforms_off() -> Iterator[None]:
+    """Compute with plain tensors as outside of vmap, grad and the like, in this thread."""
+    with contextlib.ExitStack() as stack:
+        for name in _TRANSFORM_KEYS:
+            keys = _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+            stack.enter_context(_C._ExcludeDispatchKeyGuard(keys))
+        yield
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 _parameter = torch.nn.Parameter
+# Whether vmap, grad or another transform of torch.func has wrapped a tensor.
+is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def tensor_type(kind: type) -> str:
@@ -31,6 +33,8 @@ def plain_tensor(value: Any) -> Any:
     that a functorch transform has wrapped.
     """
     kind = type(value)
+    if is_wrapped(value):
+        return None
     if kind is torch.Tensor or kind is _parameter:
         return value.detach() if value.requires_grad else value
     local = getattr(value, "_local_tensor", None)

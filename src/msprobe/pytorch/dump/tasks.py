@@ -14,7 +14,8 @@ from .arrays import array_entry
 from .entries import Entry, OnTensor, TensorEntry
 from .fills import FIELDS, FILLS, Sink, say
 from .pieces import FREED, is_freed
-from .subclasses import plain_tensor, tensor_type, unwaited
+from .quiet import in_transform, transforms_off
+from .subclasses import is_wrapped, plain_tensor, tensor_type, unwaited
 
 _elements = small.elements
 _usual = stats.usual
@@ -47,7 +48,6 @@ TASKS: dict[str, Task] = {
     "nan_check": Task(marks_nan=True),
 }
 
-_interpreter: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 _DTYPES = {t: str(t) for t in vars(torch).values() if isinstance(t, torch.dtype)}
 
 
@@ -62,11 +62,11 @@ def describer(
     alone = _Describer(mode, high, slices, sink, keeps)
     if mode != "statistics" or keeps or slices:
         return alone
-    together, odd, wait = small.REDUCTIONS[high], _interpreter, sink.small.append
+    together, wait = small.REDUCTIONS[high], sink.small.append
 
     def on_tensor(value: Any, path: str) -> Entry:
         kind = type(value)
-        if (kind is not _tensor and kind is not _parameter) or odd():
+        if kind is not _tensor and kind is not _parameter:
             return alone(value, path)
         dtype = value.dtype
         values: Any = None
@@ -76,7 +76,7 @@ def describer(
             width, reduction = together[dtype]
             copy = _elements(value, width)
         if copy is None:
-            values = _usual(value) if dtype is _single else None
+            values = _usual(value) if dtype is _single and not in_transform() else None
             if values is None:
                 return alone(value, path)
         entry = TensorEntry(_PLAIN)
@@ -111,11 +111,17 @@ class _Describer:
         self._slices = slices
         self._sink = sink
         self._keeps = keeps
-        self._odd: Any = (lambda: True) if slices else _interpreter
 
     def __call__(self, value: Any, path: str) -> Entry:
+        if in_transform():
+            with transforms_off():
+                return self._described(value, path)
+        return self._described(value, path)
+
+    def _described(self, value: Any, path: str) -> Entry:
         kind = type(value)
-        if (kind is _tensor or kind is _parameter) and not self._odd():
+        plain_kind = kind is _tensor or kind is _parameter
+        if plain_kind and not self._slices and not is_wrapped(value):
             plain = value.detach() if value.requires_grad else value
             entry = TensorEntry(type="torch.Tensor", dtype=_DTYPES[value.dtype])
         elif isinstance(value, np.ndarray):
@@ -183,8 +189,6 @@ def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
     entry = TensorEntry(type=tensor_type(kind), dtype=_DTYPES[value.dtype])
     if hasattr(value, "_local_tensor"):
         _placements(entry, value)
-    if _interpreter() is not None:
-        plain = None  # inside vmap, grad, ...: reading would be part of the transform
     if slices and plain is not None:
         plain = copies.sliced(plain, slices)
     return entry, plain
