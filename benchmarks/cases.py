@@ -54,6 +54,11 @@ def others(counts: list[int]) -> list[Other]:
             ),
         ),
         Other(
+            "stopped",
+            ("control", "--seconds", "2"),
+            (("the same with nothing in between, CPU", "stopped_cpu_ms", "plain_cpu_ms", ""),),
+        ),
+        Other(
             "import",
             ("imported",),
             (

@@ -79,6 +79,15 @@ def stopped(args: argparse.Namespace) -> dict[str, float]:
     return {**prefixed("plain", plain), **prefixed("stopped", after)}
 
 
+def control(args: argparse.Namespace) -> dict[str, float]:
+    """As `stopped`, but nothing happens between the two: what the process itself changes."""
+    _, step = training_step(args.model)
+    plain = measure(step, 5, args.steps, args.seconds, lambda: None)
+    step()
+    after = measure(step, 5, args.steps, args.seconds, lambda: None)
+    return {**prefixed("plain", plain), **prefixed("stopped", after)}
+
+
 def imported(args: argparse.Namespace) -> dict[str, float]:
     """`import msprobe.pytorch`, torch being there."""
     begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -168,7 +177,7 @@ def frames(args: argparse.Namespace) -> dict[str, float]:
     return {"forward_frames": counted[0], "frames": counted[1]}
 
 
-MODES = {f.__name__: f for f in (train, stopped, imported, window, growth, frames)}
+MODES = {f.__name__: f for f in (train, stopped, control, imported, window, growth, frames)}
 
 
 def tool_version() -> str:
