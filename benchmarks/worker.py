@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,22 +69,30 @@ def train(args: argparse.Namespace) -> dict[str, float]:
 def stopped(args: argparse.Namespace) -> dict[str, float]:
     """Training steps without the tool, and after a window that has been closed."""
     model, step = training_step(args.model)
-    plain = measure(step, 5, args.steps, args.seconds, lambda: None)
-    with work_folder() as folder:
-        debugger = make_debugger(folder, args.level, args.task, args.summary)
-        debugger.start(model)
-        step()
-        debugger.stop()
-        debugger.step()
-        after = measure(step, 5, args.steps, args.seconds, lambda: None)
-    return {**prefixed("plain", plain), **prefixed("stopped", after)}
+
+    def window() -> None:
+        with work_folder() as folder:
+            debugger = make_debugger(folder, args.level, args.task, args.summary)
+            debugger.start(model)
+            step()
+            debugger.stop()
+            debugger.step()
+
+    return before_and_after(args, step, window)
 
 
 def control(args: argparse.Namespace) -> dict[str, float]:
-    """As `stopped`, but nothing happens between the two: what the process itself changes."""
+    """As `stopped`, with one more step instead of the window: what the process itself changes."""
     _, step = training_step(args.model)
+    return before_and_after(args, step, step)
+
+
+def before_and_after(
+    args: argparse.Namespace, step: Step, between: Callable[[], None]
+) -> dict[str, float]:
+    """Training steps before and after something."""
     plain = measure(step, 5, args.steps, args.seconds, lambda: None)
-    step()
+    between()
     after = measure(step, 5, args.steps, args.seconds, lambda: None)
     return {**prefixed("plain", plain), **prefixed("stopped", after)}
 

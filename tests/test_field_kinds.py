@@ -427,7 +427,7 @@ def test_constants_inside_a_transform_have_their_numbers(
 
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
-def test_functorch_is_not_asked_for_anything(task: str, tmp_path: Path) -> None:
+def test_functorch_is_not_asked_for_its_state(task: str, tmp_path: Path) -> None:
     """Nearly any question to it gives the thread a state that slows down all later graphs."""
     state_makers = {*dir(torch._C._functorch), "_are_functorch_transforms_active"}
     state_makers -= {"is_functorch_wrapped_tensor"}  # looks at the tensor only

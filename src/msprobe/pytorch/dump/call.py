@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .run import StepRun
 
 
-_ONE = (True,)  # the shape of a single tensor
+ONE = (True,)  # the places of tensors where there is nothing but one tensor
 _tensor = torch.Tensor
 
 
@@ -222,7 +222,7 @@ class Call:
 
 def _filled(shape: Any, grads: dict[int, Any]) -> list[Any]:
     """The places of tensors with their gradients, null elsewhere."""
-    if shape == _ONE:
+    if shape == ONE:
         return [grads.get(0)]
     places = itertools.count()
     filled: list[Any] = []

@@ -80,10 +80,8 @@ class Backward:
     def hook(self, roots: dict[Any, list[Any]], owned: dict[Any, list[Any]]) -> None:
         """Listen at the nodes of the outputs and at those that own an edge to an input."""
         places = [p for positions in owned.values() for _, inputs in positions for p in inputs]
-        once = set(places)
-        if len(once) < len(places):
-            once = {place for place in once if places.count(place) == 1}
-            self._in_parts = frozenset(places).difference(once)
+        if len(set(places)) < len(places):
+            self._in_parts = frozenset(place for place in places if places.count(place) > 1)
         if self._casts:
             self._in_parts |= self._casts.keys()
         self.hooks = len(roots) + len(owned)

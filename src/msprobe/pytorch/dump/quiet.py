@@ -25,8 +25,8 @@ def _each_autocast() -> bool:
 
 # torch >= 2.4 answers for all devices in one call.
 autocast: Any = getattr(_C, "_is_any_autocast_enabled", _each_autocast)
-# Whether vmap, grad or another transform of torch.func is running, asked without functorch: any
-# question to it gives the thread a state that every node of the graph then copies, 2 % of a step.
+# Whether vmap, grad or another transform of torch.func is running, asked without functorch: nearly
+# any question to it gives the thread a state that each node of a graph then copies, 2 % of a step.
 _key_is_on: Any = _C._dispatch_tls_is_dispatch_key_included
 in_transform: Any = functools.partial(_key_is_on, _C.DispatchKey.FuncTorchDynamicLayerFrontMode)
 # Disables __torch_function__ of tensor subclasses for a block.
@@ -50,17 +50,10 @@ _AUTOCAST_KEYS = [
     for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastPrivateUse1")
     if hasattr(_C.DispatchKey, name)
 ]
-_TRANSFORM_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
-
-
-@contextlib.contextmanager
-def transforms_off() -> Iterator[None]:
-    """Compute with plain tensors as outside of vmap, grad and the like, in this thread."""
-    with contextlib.ExitStack() as stack:
-        for name in _TRANSFORM_KEYS:
-            keys = _C.DispatchKeySet(getattr(_C.DispatchKey, name))
-            stack.enter_context(_C._ExcludeDispatchKeyGuard(keys))
-        yield
+_TRANSFORM_KEYS = _C.DispatchKeySet(_C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+_TRANSFORM_KEYS |= _C.DispatchKeySet(_C.DispatchKey.FuncTorchDynamicLayerBackMode)
+# For a block: plain tensors are computed with as outside of vmap, grad and the like.
+transforms_off: Any = functools.partial(_C._ExcludeDispatchKeyGuard, _TRANSFORM_KEYS)
 
 
 @contextlib.contextmanager

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from . import edges, gradients
-from .call import Call
+from .call import ONE, Call
 from .describe import describe, describe_kwargs, describe_output
 from .entries import Entry, OnTensor, places
 from .run import StepRun
 
 _DONE: Any = types.MappingProxyType({})  # the record of a call that has been written
 _SCALARS = frozenset({bool, int, float, str})
-_ONE = (True,)  # the places of tensors where there is nothing but one tensor
 _tensor = torch.Tensor
 _parameter = torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
@@ -114,7 +113,7 @@ def finish(call: Call, result: Any, parameters: Any = None) -> None:
                 call.record["parameters"] = _parameters(call, parameters)
     _emit(call, output)
     if call.seen is not None:
-        call.outputs = _ONE if type(result) is _tensor else places(output)
+        call.outputs = ONE if type(result) is _tensor else places(output)
         seen, call.seen = call.seen, None
         gradients.attach(seen, found, run.passes, call)
     call.record, call.held = _DONE, ()

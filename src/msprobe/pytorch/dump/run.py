@@ -102,18 +102,13 @@ class StepRun:
 
     def parent(self, thread: ThreadState) -> Any:
         """What runs around the call that begins: a module's Call, the name of an area, None."""
-        modules = thread.modules
-        if modules:
-            if modules[-1].run is self:
-                return modules[-1]
-            modules.clear()  # left by a step that ended while its module was running
-        return thread.area
+        return self.module_parent(thread) or thread.area
 
     def module_parent(self, thread: ThreadState) -> Any:
         """As `parent`, for a module: torch's own areas are no parents of modules."""
         modules = thread.modules
         if modules and modules[-1].run is not self:
-            modules.clear()  # as in `parent`
+            modules.clear()  # left by a step that ended while its module was running
         return modules[-1] if modules else None
 
     def takes_parameter_grad(self, base: str, backward_kept: bool) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import edges, gradients
 from ..call import Call
 from ..names import parameters_grad_record
 
-_tensor = torch.Tensor
 _NO_GRADIENT = (
     "no gradient on this rank: FSDP holds it on another, or it was taken away during backward"
 )
@@ -95,9 +93,6 @@ class ParameterGroup:
             grad = None if parameter is None else parameter.grad
             if grad is None:
                 grad = consumed
-            if type(grad) is _tensor:
-                entries[name] = [visit(grad, f"{record}.{name}")]
-                continue
             if grad is None:
                 run.problem(f"{record}.{name}", _NO_GRADIENT)
             entries[name] = [run.tensor(grad, f"{record}.{name}", visit)]
