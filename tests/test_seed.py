@@ -129,7 +129,9 @@ def test_plain_seed_patches_nothing_and_keeps_flags() -> None:
     assert torch.are_deterministic_algorithms_enabled() is flags is False
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the golden was made without CUDA")
+@pytest.mark.skipif(
+    bool(torch.version.cuda or torch.version.hip), reason="the golden was made by a CPU build"
+)
 def test_mode_sets_deterministic_algorithms_only_on_a_cpu() -> None:
     """Golden seed_all_enhanced, keys "det" and "env"."""
     seed_all(seed=1234, mode=True)
@@ -156,7 +158,7 @@ def test_enhanced_call_on_cuda_repeats() -> None:
 
 def test_flags_of_cuda_are_set_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flags exist in every build, so what a machine with CUDA gets can be seen here."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
@@ -169,10 +171,24 @@ def test_flags_of_cuda_are_set_and_undone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_workspace_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     seed_all(mode=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_no_device_of_cuda_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking starts the driver, which no process forked afterwards could use."""
+
+    def asked(*_: object) -> None:
+        raise AssertionError("the driver has been started")
+
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    seed_all(mode=True, rm_dropout=True, is_enhanced=True)
+    torch.rand(2)
+    undo_seed_all()
 
 
 class FakeNpu:

@@ -52,18 +52,18 @@ def seed_all(
     Args:
         seed: 0 to 4294967295, for ``random``, ``numpy.random``, torch on every device, and
             ``PYTHONHASHSEED`` (which Python processes started from here obey).
-        mode: call ``torch.use_deterministic_algorithms(True)``; with CUDA also set
-            ``CUBLAS_WORKSPACE_CONFIG`` unless it is set. Slower.
+        mode: call ``torch.use_deterministic_algorithms(True)``; in builds for CUDA also
+            set ``CUBLAS_WORKSPACE_CONFIG`` unless it is set. Slower.
         rm_dropout: ``F.dropout``, ``dropout2d``, ``dropout3d`` and the modules that use them
             (``nn.Dropout``, ``Dropout2d``, ``Dropout3d``) drop nothing, as with ``p=0``.
         is_enhanced: every call that draws (``random_apis.yaml``, dropout included) re-seeds its
             generator first, so the same call returns the same numbers each time.
         **old: ``is_gpu`` of earlier versions is ignored with a warning.
 
-    Where there is CUDA, cuDNN is switched off and set to deterministic, without benchmark; where
-    there is an NPU, ``HCCL_DETERMINISTIC`` is set. A later call changes the seed and can switch
-    more on, never off; `undo_seed_all` takes all back. Functions bound by ``from x import f`` and
-    code inside ``torch.compile`` are out of reach of `rm_dropout` and `is_enhanced`.
+    In builds of torch for CUDA or ROCm, cuDNN is switched off and set to deterministic, without
+    benchmark; where there is an NPU, ``HCCL_DETERMINISTIC`` is set. A later call changes the seed
+    and can switch more on, never off; `undo_seed_all` takes all back. Functions bound by ``from x
+    import f`` and code inside ``torch.compile`` are out of reach of `rm_dropout` and `is_enhanced`.
 
     Raises TypeError or ValueError for a wrong argument.
 
@@ -75,7 +75,7 @@ def seed_all(
     _effects.seed = int(seed)
     _set_environment("PYTHONHASHSEED", str(int(seed)))
     _seed_generators(int(seed))
-    if torch.cuda.is_available():
+    if _is_built_for_cuda():
         _set_cudnn()
     if _npu() is not None:
         _set_environment("HCCL_DETERMINISTIC", "True")
@@ -114,6 +114,14 @@ def _check(seed: Any, switches: Mapping[str, Any], old: Mapping[str, Any]) -> No
         )
 
 
+def _is_built_for_cuda() -> bool:
+    """Whether there may be CUDA.
+
+    Asking for a device would start the driver, and processes forked afterwards could not use it.
+    """
+    return bool(torch.version.cuda or torch.version.hip)
+
+
 def _npu() -> Any:
     """``torch.npu`` if torch_npu was imported and sees a device, else None."""
     npu = getattr(torch, "npu", None)
@@ -149,7 +157,7 @@ def _set_cudnn() -> None:
 
 
 def _set_deterministic() -> None:
-    if torch.cuda.is_available() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+    if _is_built_for_cuda() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
         _set_environment("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if _effects.once("mode"):
         _effects.undo.callback(
