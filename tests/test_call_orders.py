@@ -313,6 +313,25 @@ def test_gradients_of_a_stopped_window_arrive_while_the_next_is_open(
 
 
 @levels
+def test_gradients_of_an_earlier_step_are_on_disk_after_the_next_stop(
+    level: str, tmp_path: Path, plain_without_update: list[Data], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when the thread that writes once a second comes round."""
+    monkeypatch.setattr("msprobe.pytorch.dump.flusher.PERIOD_S", 1000)
+    trainer = Trainer()
+    debugger = PrecisionDebugger(dump_path=tmp_path, level=level)
+    debugger.start(trainer.net)
+    loss = trainer.forward(0)
+    debugger.stop()
+    debugger.step()
+    trainer.backward(loss)
+    debugger.start(trainer.net)
+    debugger.stop()
+    assert_same(read_whole(tmp_path, 0), plain_without_update[0])
+    end_session()
+
+
+@levels
 def test_construction_in_each_step_goes_on_with_the_one_debugger(
     level: str, tmp_path: Path, plain: list[Data]
 ) -> None:

@@ -299,6 +299,14 @@ def test_missing_stack_is_found(sound: Path, tmp_path: Path) -> None:
     assert ("stack.json", RELU, "the record has no stack") in findings(tmp_path / "dump")
 
 
+@pytest.mark.parametrize("name", ["stack.json", "construct.json"])
+def test_file_that_is_gone_is_found(name: str, sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "dump")
+    (path,) = tmp_path.rglob(name)
+    path.unlink()
+    assert (name, "", "is not there") in findings(tmp_path / "dump")
+
+
 def test_name_that_stands_twice_is_found(sound: Path, tmp_path: Path) -> None:
     shutil.copytree(sound, tmp_path / "dump")
     (path,) = tmp_path.rglob("construct.json")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helpers import collect, debugger, read_dump, same
+from msprobe.pytorch import PrecisionDebugger
 from recorded import LEVELS
 from runner import run_script
 
@@ -136,6 +137,34 @@ def test_breaks_of_the_users_own_are_not_more_than_without_the_tool(tmp_path: Pa
 
 
 # ---- tracers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("when", WHEN[1:])
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_backward_of_a_compiled_region_is_opaque_too(
+    level: str, when: str, backend: str, tmp_path: Path
+) -> None:
+    """torch copies a gradient whose strides are not those expected, as the expanded one of sum."""
+    model, buffer = nn.Sequential(nn.Identity()), torch.zeros(3, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def work(call: Compiled) -> None:
+        call(x).sum().backward()
+        buffer.copy_(model(x.detach()))
+
+    def region(v: Tensor) -> Tensor:
+        return v.sin() * 2
+
+    compiled = torch.compile(region, backend=backend)
+    if when == "after construction":
+        work(compiled)
+    found = collect(tmp_path / "found", lambda: work(compiled), model, level=level)
+    PrecisionDebugger._instance = None
+    leaf = torch.randn(3, 4, requires_grad=True)
+    wanted = collect(tmp_path / "wanted", lambda: work(lambda _: leaf), model, level=level)
+    assert list(found.data) == list(wanted.data)
+    assert found.names("Tensor.copy_") == ["Tensor.copy_.0.forward"]
 
 
 def script(net: nn.Module) -> Any:

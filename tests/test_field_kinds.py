@@ -413,7 +413,8 @@ def test_constants_inside_a_transform_have_their_numbers(
 
     plain, results = run(), []
     collect(tmp_path, lambda: results.append(run()), nn.Identity())
-    for got, wanted in zip(*map(torch.utils._pytree.tree_leaves, (results, plain)), strict=True):
+    flat = [torch.utils._pytree.tree_flatten(found)[0] for found in (results, plain)]
+    for got, wanted in zip(*flat, strict=True):
         assert torch.equal(got, wanted)
     (entry,) = read_data(tmp_path)["Torch.abs.0.forward"]["input_args"]
     values = constant.detach().double().numpy()
@@ -426,11 +427,38 @@ def test_constants_inside_a_transform_have_their_numbers(
     assert wrapped["Max"] is None
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._functorch, "is_legacy_batchedtensor"), reason="torch can not tell"
+)
+@pytest.mark.parametrize("size", [3, 3000])
+@pytest.mark.parametrize("summary", ["statistics", "md5", "xor"])
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_gradients_of_several_passes_at_once_have_no_numbers(
+    task: str, summary: str, size: int, tmp_path: Path
+) -> None:
+    """``is_grads_batched`` wraps gradients by a vmap of autograd's own."""
+    x = torch.linspace(1, 2, size, requires_grad=True)
+    seeds, results = torch.eye(2, size), []
+
+    def run() -> None:
+        results.append(torch.autograd.grad(x.sin().mul(2), x, seeds, is_grads_batched=True)[0])
+
+    run()
+    dump = collect(tmp_path, run, level="L1", task=task, summary_mode=summary)
+    assert torch.equal(*results)
+    for name in ("Tensor.mul.0.backward", "Tensor.sin.0.backward"):
+        for entry in (dump.data[name]["input"][0], dump.data[name]["output"][0]):
+            assert entry["shape"] == [size]
+            assert {entry.get(f) for f in ("Max", "Norm", "md5", "data_name")} == {None}
+    assert dump.errors()
+    assert all("it has no elements of its own to read here" in line for line in dump.errors())
+
+
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_functorch_is_not_asked_for_its_state(task: str, tmp_path: Path) -> None:
     """Nearly any question to it gives the thread a state that slows down all later graphs."""
     state_makers = {*dir(torch._C._functorch), "_are_functorch_transforms_active"}
-    state_makers -= {"is_functorch_wrapped_tensor"}  # looks at the tensor only
+    state_makers -= {"is_functorch_wrapped_tensor", "is_legacy_batchedtensor"}  # look at it only
     asked, ours = [], os.path.dirname(msprobe.__file__) + os.sep
 
     def profile(frame: types.FrameType, event: str, function: Any) -> None:

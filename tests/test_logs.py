@@ -17,6 +17,8 @@ import torch
 from msprobe.pytorch import PrecisionDebugger
 if sys.argv[1] == "own":
     logging.basicConfig(format="mine: %(message)s", level=logging.WARNING)
+if sys.argv[1] == "level":
+    logging.getLogger("msprobe").setLevel(logging.ERROR)
 debugger = PrecisionDebugger(dump_path="dump")
 for _ in range(2):
     debugger.start()
@@ -52,6 +54,13 @@ def test_a_program_that_has_set_up_logging_keeps_its_handlers(tmp_path: Path) ->
     lines = said(tmp_path, "own", "info")
     assert len(lines) == 3
     assert all(line.startswith("mine: ") for line in lines)
+
+
+@pytest.mark.parametrize(("asked", "lines"), [("", 0), ("info", 3)])
+def test_a_level_that_the_program_has_set_stays_unless_the_environment_says_more(
+    asked: str, lines: int, tmp_path: Path
+) -> None:
+    assert len(said(tmp_path, "level", asked)) == lines
 
 
 def test_an_unknown_level_is_told_at_construction(

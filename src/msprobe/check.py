@@ -58,7 +58,14 @@ def check_folder(folder: RankFolder, *, filtered: bool = False) -> list[Finding]
         findings += _tree(parents, records, all_recorded=whole_task, closed=closed)
     if stacks is not None:
         findings += _stacks(stacks, records, closed)
-    return findings
+    return [*findings, *(_gone(folder.path) if closed else ())]
+
+
+def _gone(folder: Path) -> Iterator[Finding]:
+    """Of two files that are written together, the one that is not there."""
+    there = [name for name in (_STACK, _TREE) if (folder / name).exists()]
+    if len(there) == 1:
+        yield Finding(_STACK if there[0] == _TREE else _TREE, "", "is not there")
 
 
 def _at(record: str, place: str) -> str:

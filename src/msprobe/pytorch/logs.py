@@ -24,18 +24,21 @@ class _Stderr(logging.Handler):
 
 
 def show_messages() -> None:
-    """Make messages visible from the level in ``MSPROBE_LOG`` on (info if it is not set).
+    """Make messages visible from the level in ``MSPROBE_LOG`` on.
 
-    A program that has set up logging keeps its own handlers; else one on stderr is added. Called
-    at construction, never at import.
+    If it is not set, from the level that the program has given the logger, else from info. A
+    program that has set up logging keeps its own handlers; else one on stderr is added. Called at
+    construction, never at import.
     """
-    name = os.environ.get("MSPROBE_LOG", "").lower() or "info"
+    asked = os.environ.get("MSPROBE_LOG", "").lower()
+    name = asked or "info"
     if name not in _LEVELS:
         raise ConfigError(
             f"environment variable MSPROBE_LOG is {name!r}; expected one of {', '.join(_LEVELS)}."
             " Example: MSPROBE_LOG=warning."
         )
-    LOGGER.setLevel(name.upper())
+    if asked or LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(name.upper())
     if not LOGGER.hasHandlers():
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("[msprobe] %(message)s"))

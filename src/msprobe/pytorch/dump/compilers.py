@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .gate import OFF, ThreadState
+from .gate import OFF, ThreadState, silenced
 from .patches import Patches
 
 _ENTRANCES = {
@@ -24,6 +24,9 @@ _ENTRANCES = {
     "torch.jit": ("script", "trace", "trace_module"),
     "torch.export": ("export",),
 }
+
+_OfUser: Any = torch.autograd.function.BackwardCFunction
+_COMPILED, _FUNCTORCH = "CompiledFunction", "torch._functorch."  # the backward of a compiled region
 
 
 def prime_torch_caches() -> None:
@@ -162,3 +165,29 @@ class Compilers:
             return before
 
         self._frames.replace(frames, name, set_callback)
+        self._guard_backward()
+
+    def _guard_backward(self) -> None:
+        for name in ("apply", "apply_boxed"):  # the second came later
+            if hasattr(_OfUser, name):
+                opaque = _OpaqueBackward(getattr(_OfUser, name), self._thread)
+                self._frames.replace(_OfUser, name, opaque)
+
+
+class _OpaqueBackward:
+    """Method by which autograd runs the backward of a function that is written in Python.
+
+    Of a compiled region it is as opaque as the forward; of others it is the original.
+    """
+
+    def __init__(self, original: Any, thread: ThreadState) -> None:
+        self._original = original
+        self._thread = thread
+
+    def __get__(self, node: Any, owner: Any = None) -> Any:
+        bound = self._original.__get__(node, owner)
+        function = None if node is None else node._forward_cls
+        if getattr(function, "__name__", "") != _COMPILED:
+            return bound
+        is_of_torch = function.__module__.startswith(_FUNCTORCH)
+        return silenced(bound, self._thread) if is_of_torch else bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 PERIOD_S = 0.8  # a record is on disk within a second: this, and the time to write it
@@ -58,6 +59,12 @@ class Flusher:
         """Write all that is new, from any thread."""
         while self._dirty:
             run = self._dirty.pop()
+            run.guard("flush", run.journal.flush)
+
+    def flush_others(self, runs: Iterable[Any]) -> None:
+        """Write what is new in other runs than these: gradients of earlier steps."""
+        for run in self._dirty.difference(runs):
+            self._dirty.discard(run)
             run.guard("flush", run.journal.flush)
 
     def stop(self) -> None:

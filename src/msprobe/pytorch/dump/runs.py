@@ -84,6 +84,7 @@ class Runs:
         self._passes.orphans.remove()
         for run in list(self._open.values()):
             run.guard("stop", run.journal.flush, True)
+        self._flusher.flush_others(self._open.values())
 
     def close(self, notes: Mapping[str, Any], *, discard: bool = False) -> None:
         """End the step: write the files to their end, or remove them."""

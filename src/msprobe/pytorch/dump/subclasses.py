@@ -7,8 +7,14 @@ from typing import Any
 import torch
 
 _parameter = torch.nn.Parameter
-# Whether vmap, grad or another transform of torch.func has wrapped a tensor.
-is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_is_of_transform: Any = torch._C._functorch.is_functorch_wrapped_tensor
+# Of the vmap that autograd itself uses for ``is_grads_batched``; torch >= 2.2
+_is_of_autograd: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda _: False)
+
+
+def is_wrapped(value: Any) -> bool:
+    """Whether vmap, grad or another transform has wrapped a tensor: it stands for others."""
+    return bool(_is_of_transform(value) or _is_of_autograd(value))
 
 
 def tensor_type(kind: type) -> str:

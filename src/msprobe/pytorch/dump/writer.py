@@ -174,15 +174,24 @@ class Writer:
         cause = text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
             cause = error.strerror  # the same for every file
-        if cause not in self._warned:
+        is_new = cause not in self._warned
+        more = ""
+        if is_new and isinstance(error, BaseException):
+            more = "\n" + "".join(traceback.format_exception(error)).rstrip()
+        is_noted = self._note(f"{where}: {text}{more}\n")
+        if is_new:
             self._warned.add(cause)
-            _logger.warning("%s: %s (see %s in %s)", where, text, _LOG, self.shown)
-            if isinstance(error, BaseException):
-                text += "\n" + "".join(traceback.format_exception(error)).rstrip()
-        with contextlib.suppress(OSError):
+            see = "see %s in %s" if is_noted else "%s in %s can not be written"
+            _logger.warning(f"%s: %s ({see})", where, text, _LOG, self.shown)
+
+    def _note(self, text: str) -> bool:
+        try:
             fd = os.open(os.path.join(self.folder, _LOG), _LOG_FILE, 0o666)
             with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{where}: {text}\n")
+                file.write(text)
+        except OSError:
+            return False
+        return True
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a further file of the folder, as a whole."""
