@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from golden_compare import tree_differences
 from runner import run_script
@@ -171,6 +172,9 @@ def test_golden_of_seed_all(tmp_path: Path) -> None:
     for part, name in OVERRULED_SEED:
         first, second = ours[part].pop(name)
         assert first == second == golden[part].pop(name)[0]
+    if torch.version.cuda or torch.version.hip:  # the golden was made by a CPU build
+        golden["det"] = [True, False, False, True]
+        golden["env"]["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # The generators are the same, the last bit of a normal deviate depends on the maths library.
     assert _rounded(ours) == _rounded(golden)
 
