@@ -31,10 +31,13 @@ OVERRULED: dict[str, tuple[str, list[str]]] = {
         "the stride() inside is torch's own: its record read memory that was being received",
         ["Distributed._functional_collectives.all_reduce.0.forward", "Tensor.__add__.0.forward"],
     ),
-    "torch.compile(relu(x @ y) + 1, backend='eager')": (
-        "product.md 2.9: a compiled region runs as one opaque call",
-        [],
-    ),
+    **{
+        f"torch.compile(relu(x @ y) + 1, backend='{backend}')": (
+            "product.md 2.9: a compiled region runs as one opaque call, its backward as well",
+            [],
+        )
+        for backend in ("eager", "aot_eager")
+    },
 }
 
 
