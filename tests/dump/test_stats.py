@@ -176,8 +176,12 @@ def test_huge_and_tiny_float32_values_give_what_torch_gives(value, count):
     tensor = torch.full((count,), value)
     plain = [value, value, tensor.mean().item(), torch.linalg.vector_norm(tensor).item()]
     # The sums are inexact in both; torch's own, in float32, by 1e-4 for this many equal values.
+    # Where its squares overflow, ours may not: it depends on the number of threads.
     exact = torch.tensor(value).item()
-    assert statistics(tensor) == pytest.approx([exact, exact, *plain[2:]], rel=3e-4)
+    *found, norm = statistics(tensor)
+    assert found == pytest.approx([exact, exact, plain[2]], rel=3e-4)
+    norms = plain[3], by_numpy(tensor)[3]
+    assert any(norm == pytest.approx(right, rel=3e-4) for right in norms)
 
 
 @pytest.mark.parametrize("value", [1e160, -1e308, 1e-200])
