@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import logging
 import re
 import tempfile
@@ -17,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers import debugger
 from msprobe.errors import UsageError
-from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch import PrecisionDebugger, module_dump
 from recorded import LEVELS, batch, make_net, rank_folder, read_beside, read_data, step_names
 from runner import run_script
 
@@ -390,6 +392,44 @@ def test_a_backward_entry_without_a_backward_pass_is_reported(level: str, tmp_pa
 # ---- modules that were never called
 
 
+def only_a_token(watcher: Any, model: nn.Module) -> None:
+    watcher.start(model, token_range=[5, 6])
+    model(torch.ones(1, 2))
+
+
+def only_one_module(watcher: Any, model: Any) -> None:
+    watcher.start(model)
+    module_dump(model[0], "first")
+    model(torch.ones(1, 2))
+
+
+def until_the_first_bad_call(watcher: Any, model: Any) -> None:
+    watcher.start(model)
+    model(torch.full((1, 2), torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("part", "task"),
+    [
+        (only_a_token, "statistics"),
+        (only_one_module, "statistics"),
+        (until_the_first_bad_call, "overflow_check"),
+    ],
+)
+def test_where_only_a_part_was_listened_to_nothing_is_said_to_be_never_called(
+    part: Any, task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = debugger(tmp_path, level="mix", task=task)
+    part(watcher, nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    watcher.stop()
+    watcher.step()
+    (path,) = tmp_path.rglob("coverage.json")
+    assert json.loads(path.read_text())["modules_never_called"] == []
+    assert "never called" not in caplog.text
+    reached = "token_range [5, 6] was not reached: from start() to stop() the model was called 1"
+    assert (reached in caplog.text) == (part is only_a_token)
+
+
 def test_modules_never_called_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -631,6 +671,27 @@ def scheduled(tokens: Any, rows: int = 5) -> Callable[[], None]:
 
 
 TOKENS = {"a": 2, "b": 1, "c": 2}
+
+
+def test_parameters_are_no_tokens_of_a_request(tmp_path: Path) -> None:
+    head = nn.Linear(4, sum(TOKENS.values()))
+
+    def run() -> None:
+        PrecisionDebugger.start(head, scheduled_tokens=TOKENS)
+        head(torch.ones(sum(TOKENS.values()), 4))
+        PrecisionDebugger.stop()
+
+    found = record(tmp_path, "L1", {"request_id": "a"}, run=run)
+    data, weight, bias = found["Functional.linear.0.forward"]["input_args"]
+    assert (data["shape"], weight["shape"], bias["shape"]) == ([2, 4], [5, 4], [5])
+
+
+def test_request_id_without_scheduled_tokens_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(tmp_path, "L1", {"request_id": "a"}, run=scheduled(None))
+    assert "'request_id' has no effect without start(scheduled_tokens={...})" in caplog.text
+
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,38 @@ def test_names_that_differ_beyond_the_length_of_a_file_name_have_files_of_their_
     assert values == [0.0, 1.0, 2.0, 3.0]
 
 
+def nested(depth: int) -> Any:
+    value: Any = torch.ones(2)
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def holding_itself() -> Any:
+    value: list[Any] = [torch.ones(2)]
+    value.append(value)
+    return value
+
+
+def shared(depth: int) -> Any:
+    value: Any = [torch.ones(2)]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "make", [holding_itself, lambda: nested(50), lambda: nested(5000), lambda: shared(40)],
+    ids=["holds itself", "deep", "deeper than Python can", "shared many times"],
+)
+def test_a_value_of_any_depth_is_no_reason_to_raise(make: Any, tmp_path: Path) -> None:
+    debugger = debugging(tmp_path)
+    debugger.save(make(), "x")
+    debugger.save(torch.ones(1), "after")
+    assert next(iter(saved(tmp_path))) == "x.0.debug"
+    assert "after.0.debug" in saved(tmp_path)
+
+
 # ---- save: bad arguments
 
 

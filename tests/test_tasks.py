@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from helpers import collect, debugger, read_dump
+from msprobe.cli import main
 from msprobe.errors import ConfigError
 from msprobe.pytorch import PrecisionDebugger
 
@@ -154,6 +155,16 @@ def test_live_comparison_keeps_the_tensors_of_calls_that_differ(tmp_path: Path) 
     calls = {name.rsplit(".forward.")[0] for name in saved}
     assert calls == {"Tensor.__add__.0", "Functional.gelu.0"}
     assert {entry["data_name"] for entry in kept(dump.data)} == saved
+
+
+def test_live_comparison_that_ends_inside_a_module_leaves_a_sound_dump(tmp_path: Path) -> None:
+    net, x = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), torch.ones(1, 2)
+    collect(tmp_path / "a", lambda: net(x), net, level="mix", summary_mode="md5")
+    PrecisionDebugger._instance = None
+    bench = {"task": "tensor", "summary_mode": "md5", "bench_path": str(tmp_path / "a")}
+    dump = collect(tmp_path / "b", lambda: net(x + 1), net, level="mix", **bench)
+    assert "Module.0.Sequential.forward.0" not in dump.data
+    assert main(["check", str(tmp_path / "b")]) == 0
 
 
 def kept(value: Any) -> Iterator[dict[str, Any]]:

@@ -126,8 +126,9 @@ class Rank:
     def __getitem__(self, name: str) -> Record:
         """The record of this name; KeyError if there is none."""
         if name not in self._file:
-            near = ", ".join(difflib.get_close_matches(name, self._file)) or "see names()"
-            raise KeyError(f"{name!r}; of {len(self)} records the nearest: {near}")
+            near = ", ".join(difflib.get_close_matches(name, self._file))
+            hint = f"the nearest: {near}" if near else "none has a name like it, see names()"
+            raise KeyError(f"{name!r}; of {len(self)} records {hint}")
         return Record(name, self._file[name], self)
 
     def __contains__(self, name: object) -> bool:

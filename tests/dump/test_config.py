@@ -195,11 +195,19 @@ def test_section_accepts(key: str, value: object, field: str, expected: object) 
     assert getattr(load_config(in_section(key, value)), field) == expected
 
 
-@pytest.mark.parametrize("level", ["L0", "L1", "mix", "debug"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_scope_of_two_complete_names_is_accepted_at_its_level(level: str) -> None:
     names = MODULES if level == "L0" else APIS
     config = load_config(in_section("scope", names, level=level))
     assert config.scope == tuple(names)
+
+
+@pytest.mark.parametrize(("task", "example"), [("nan_check", "L1"), ("overflow_check", "L0")])
+def test_example_in_the_error_of_a_level_is_one_that_works(task: str, example: str) -> None:
+    wrong = {"task": task, "level": "mix" if task == "nan_check" else "debug"}
+    with pytest.raises(ConfigError, match=f'Example: "level": "{example}"'):
+        load_config(wrong)
+    load_config({**wrong, "level": example})
 
 
 def test_scope_at_mix_may_go_from_a_module_to_an_api() -> None:
@@ -506,6 +514,9 @@ def test_structure_keeps_its_own_levels(level: str) -> None:
     ("content", "field", "fragment"),
     [
         (in_section("tensor_list", ["a"], level="debug"), "tensor_list", "level debug"),
+        (in_section("list", ["a"], level="debug"), "names", "level debug"),
+        (in_section("scope", APIS, level="debug"), "scope", "level debug"),
+        (in_section("data_mode", ["forward"], level="debug"), "data_mode", "level debug"),
         (in_section("slice", [{}], level="debug"), "slices", "level debug"),
         (in_section("slice", [{}], "structure", level="mix"), "slices", "task structure"),
         (in_section("tensor_list", ["a"], "tensor"), "tensor_list", "task tensor"),

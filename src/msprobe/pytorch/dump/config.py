@@ -58,7 +58,8 @@ TASK_LEVELS = {
     "nan_check": (Level.L1,),
     "overflow_check": (Level.L0, Level.L1, Level.MIX),
 }
-_UNUSED_BY_SAVE = ("tensor_list", "slices", "request_id")  # level debug
+# level debug
+_UNUSED_BY_SAVE = ("names", "scope", "data_mode", "tensor_list", "slices", "request_id")
 _SCOPE_KINDS = {Level.L0: "module", Level.L1: "api"}
 
 
@@ -102,13 +103,21 @@ def load_config(
 
 
 def _error(
-    source: str, name: str, value: object, reason: str = "", *, prefix: str = "", expected: str = ""
+    source: str,
+    name: str,
+    value: object,
+    reason: str = "",
+    *,
+    prefix: str = "",
+    expected: str = "",
+    example: str = "",
 ) -> ConfigError:
     key = KEYS[name]
     because = f": {reason}" if reason else ""
+    shown = f'"{example}"' if example else key.example
     return ConfigError(
         f"{source}: '{prefix}{key.name}' is {show(value)}{because}."
-        f' Expected {expected or key.type}. Example: "{key.name}": {key.example}.'
+        f' Expected {expected or key.type}. Example: "{key.name}": {shown}.'
     )
 
 
@@ -179,7 +188,9 @@ def _fit_level(config: DumpConfig, source: str) -> tuple[DumpConfig, list[str]]:
     expected = " or ".join(levels)
     if config.task != "structure":
         reason = f"task {config.task} does not work at this level"
-        raise _error(source, "level", config.level.value, reason, expected=expected)
+        raise _error(
+            source, "level", config.level.value, reason, expected=expected, example=levels[0]
+        )
     note = f"task structure needs level {expected}, not {config.level}: mix is used"
     return replace(config, level=Level.MIX), [note]
 

@@ -90,8 +90,9 @@ class DumpConfig:
     ))
     dump_enable: bool | None = field(default=None, metadata=_key(
         "dump_enable", *_BOOLEAN,
-        "If present, the file is read again at each step and this key switches collecting on"
-        " and off; absent: always on.", "true", shown_default="absent",
+        "If present, a changed file is read again at the next step, at most once a second, and"
+        " this key switches collecting on and off; absent: always on.",
+        "true", shown_default="absent",
     ))
     precision: str = field(default="low", metadata=_key(
         "precision", *_choice("low", "high"),
@@ -180,7 +181,7 @@ DEFAULTS = DumpConfig()
 TOP_KEYS = {key.name: name for name, key in KEYS.items() if not key.tasks}
 SECTION_KEYS = {key.name: name for name, key in KEYS.items() if key.tasks}
 
-_FILTERS = ("names", "scope", "data_mode", "risk_level", "white_list", "black_list")
+_FILTERS = ("names", "scope", "data_mode", "risk_level", "white_list", "black_list", "bench_path")
 
 
 def filters_in(config: DumpConfig) -> list[str]:

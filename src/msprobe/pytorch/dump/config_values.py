@@ -47,13 +47,15 @@ class Level(str, Enum):
 class SliceRule:
     """Keep `[begin:end]` of dimension `dim`, where that dimension has `size` elements.
 
-    `size` None: any size; `end` None: to the end; negative bounds count from the end.
+    `size` None: any size; `end` None: to the end; negative bounds count from the end. `tokens`: the
+    rule is for the tokens of a batch, which a parameter is not.
     """
 
     dim: int = 0
     size: int | None = None
     begin: int = 0
     end: int | None = None
+    tokens: bool = False
 
 
 SLICE_KEYS = ("dim", "size", "begin", "end")
@@ -236,7 +238,7 @@ def _slice_rule(element: object) -> SliceRule:
         if bound < 0 and key in ("dim", "size"):
             raise ValueError(f"{key} {bound} is negative")
         given[key] = int(bound)
-    return SliceRule(**given)
+    return SliceRule(**given)  # type: ignore[arg-type]  # `tokens` is no key of the user's
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -15,10 +15,10 @@ _cpu = torch.Tensor.cpu
 _narrow = torch.Tensor.narrow
 
 
-def sliced(tensor: Any, slices: Sequence[Any]) -> Any:
+def sliced(tensor: Any, slices: Sequence[Any], *, is_parameter: bool) -> Any:
     """``tensor`` cut by each rule in turn (a view); a rule that does not fit is passed over."""
     for rule in slices:
-        if rule.dim >= tensor.ndim:
+        if rule.dim >= tensor.ndim or (is_parameter and rule.tokens):
             continue
         size = tensor.shape[rule.dim]
         if rule.size is not None and rule.size != size:

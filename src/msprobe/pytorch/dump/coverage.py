@@ -13,6 +13,7 @@ class Coverage:
 
     def __init__(self) -> None:
         self.called: set[Any] = set()  # modules that have run: (index of the model, fqn)
+        self.is_whole = True  # False: only a part of the step was listened to, on purpose
         self._fused: set[str] = set()  # modules whose fused kernel a hook would switch off
         self._hooked: dict[Any, type] = {}  # modules that could have run → their class
 
@@ -49,6 +50,8 @@ class Coverage:
         return said
 
     def _never_called(self) -> list[str]:
+        if not self.is_whole:
+            return []  # nobody knows
         base = torch.nn.Module.forward  # a container without a forward can not be called
         return [
             fqn if index is None else f"{index}.{fqn}"

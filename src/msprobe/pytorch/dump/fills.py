@@ -133,4 +133,5 @@ def say(
     entry.setdefault("shape", None)  # a nested tensor has none
     for field in fields:
         entry[field] = None
-    sink.problem(path, f"no numbers of {entry['type']} {entry['dtype']}: {reason}")
+    what = "checksum" if tuple(fields) == ("md5",) else "numbers"
+    sink.problem(path, f"no {what} of {entry['type']} {entry['dtype']}: {reason}")

@@ -15,7 +15,7 @@ from .forks import say_not_recorded
 from .gate import Gate
 from .module_dump.focus import Focus
 from .module_dump.parts import hookable, named_modules
-from .tokens import watch_tokens
+from .tokens import Tokens
 from .window import Window
 
 _WITH_APIS = (Level.L1, Level.MIX)
@@ -30,6 +30,7 @@ class Interception:
     def __init__(self, config: DumpConfig, *, off: bool) -> None:
         self.gate = Gate()
         self.focus = Focus(self.gate)
+        self._tokens: Tokens | None = None
         self._window = Window(self.gate)
         self._works = Works()
         self._builtin = Builtin(self.gate, self._works)
@@ -81,8 +82,10 @@ class Interception:
 
     def only_tokens(self, model: nn.Module, first: int, last: int) -> None:
         """Open the gate only from the ``first`` to the ``last`` call of ``model``."""
-        if self.gate.open:
-            self._window.hold(watch_tokens(model, first, last, self.gate))
+        if self.gate.open and self.gate.run is not None:
+            self.gate.run.coverage.is_whole = False
+            self._tokens = Tokens(first, last, self.gate)
+            self._window.hold([self._tokens.watch(model)])
 
     def shut(self) -> None:
         """Take everything back, as it is: no more is recorded."""
@@ -96,6 +99,9 @@ class Interception:
         if self._window.is_open:
             self.gate.open = False
             self.focus.end(forgotten=True)
+            if self._tokens is not None:
+                self._tokens.end()
+                self._tokens = None
             self._window.close()
         self._works.finish_all()
 

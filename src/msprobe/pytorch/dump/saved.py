@@ -31,20 +31,26 @@ def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
 
 
 def _unfit(variable: Any) -> str:
-    if variable is None or isinstance(variable, (torch.Tensor, int, float, str)):
-        return ""
-    if isinstance(variable, (list, tuple)):
-        return next((p for p in map(_unfit, variable) if p), "")
-    if isinstance(variable, dict):
-        bad = next((key for key in variable if not isinstance(key, str)), None)
-        if bad is not None:
-            return f"a dict has the key {bad!r}; expected keys of type str"
-        return next((p for p in map(_unfit, variable.values()) if p), "")
-    return (
-        f"it holds an object of type {type(variable).__name__}; expected tensors, int, float,"
-        " str, None, and"
-        " lists, tuples and dicts of these"
-    )
+    seen: set[int] = set()  # lists may hold themselves, or each other many times
+    todo = [variable]
+    while todo:
+        value = todo.pop()
+        if value is None or isinstance(value, (torch.Tensor, int, float, str)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            bad = next((key for key in value if not isinstance(key, str)), None)
+            if bad is not None:
+                return f"a dict has the key {bad!r}; expected keys of type str"
+            todo += value.values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        else:
+            return (
+                f"it holds an object of type {type(value).__name__}; expected tensors, int, float,"
+                " str, None, and lists, tuples and dicts of these"
+            )
+    return ""
 
 
 class SavedGradients:

@@ -92,6 +92,11 @@ class Session:
         model = self.model if model is None else model
         models, listed = check_models(model, self.config.level, needed=tokens is not None)
         rows = request_slice(self.config.request_id, scheduled_tokens)
+        if self.config.request_id is not None and scheduled_tokens is None:
+            self._say_once(
+                "'request_id' has no effect without start(scheduled_tokens={...}), which tells"
+                " where the request is in the batch: whole tensors are recorded"
+            )
         self.facade.service.first_start = False
         if not self._wants_step(rows) or self.config.level == Level.DEBUG:
             return

@@ -190,7 +190,8 @@ def _place(value: Any, slices: Sequence[Any]) -> tuple[TensorEntry, Any]:
     if hasattr(value, "_local_tensor"):
         _placements(entry, value)
     if slices and plain is not None:
-        plain = copies.sliced(plain, slices)
+        is_parameter = isinstance(value, _parameter)
+        plain = copies.sliced(plain, slices, is_parameter=is_parameter)
     return entry, plain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,19 +14,36 @@ from .config import SliceRule
 from .gate import Gate
 from .module_dump.hooks import Hook
 
+_logger = logging.getLogger("msprobe")
 
-def watch_tokens(model: nn.Module, first: int, last: int, gate: Gate) -> list[Any]:
-    """Open the gate from the ``first`` to the ``last`` call of ``model``; the hook's handle."""
-    calls = 0
 
-    def before(*_: Any) -> None:
-        nonlocal calls
-        gate.open = first <= calls <= last
-        calls += 1
+class Tokens:
+    """Opens the gate from the ``first`` to the ``last`` call of a model."""
 
-    gate.open = False
-    # First of all hooks, so that what runs inside the first token is recorded whole.
-    return [model.register_forward_pre_hook(Hook(before), prepend=True)]
+    def __init__(self, first: int, last: int, gate: Gate) -> None:
+        self._first = first
+        self._last = last
+        self._gate = gate
+        self._calls = 0
+        gate.open = False
+
+    def __call__(self, *_: Any) -> None:
+        """The model is about to be called."""
+        self._gate.open = self._first <= self._calls <= self._last
+        self._calls += 1
+
+    def watch(self, model: nn.Module) -> Any:
+        """The handle of a hook before all others: what runs inside a token is recorded whole."""
+        return model.register_forward_pre_hook(Hook(self), prepend=True)
+
+    def end(self) -> None:
+        """Say it if the first token has not come."""
+        if self._calls <= self._first:
+            _logger.warning(
+                "token_range [%d, %d] was not reached: from start() to stop() the model was called"
+                " %d time(s), so that nothing of it is recorded",
+                self._first, self._last, self._calls,
+            )
 
 
 def request_slice(request_id: str | None, scheduled_tokens: Any) -> tuple[SliceRule, ...] | None:
@@ -54,4 +72,4 @@ def request_slice(request_id: str | None, scheduled_tokens: Any) -> tuple[SliceR
         begin += count
     total = sum(scheduled_tokens.values())
     end = begin + scheduled_tokens[request_id]
-    return (SliceRule(dim=0, size=total, begin=begin, end=end),)
+    return (SliceRule(dim=0, size=total, begin=begin, end=end, tokens=True),)

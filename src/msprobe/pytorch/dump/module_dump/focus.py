@@ -29,6 +29,8 @@ class Focus:
         self._pair = HookPair(module, ModuleHook(self._gate, None, name, focused=True))
         self._pair.put_in(module)
         self._gate.focus = True
+        if self._gate.run is not None:
+            self._gate.run.coverage.is_whole = False
 
     def end(self, *, forgotten: bool = False) -> None:
         """Record everything again."""
