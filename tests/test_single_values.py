@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -410,6 +411,16 @@ def test_a_bad_argument_warns_and_the_call_is_skipped(
     assert caught[0].filename == __file__
     debugger.save(1, "x")
     assert set(saved(tmp_path)) == {"x.0.debug", "x_grad.0.debug"}
+
+
+def test_a_bad_argument_does_not_raise_where_warnings_are_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    debugger = debugging(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debugger.save({1}, "x")
+    assert "save() skipped: it holds an object of type set" in caplog.text
 
 
 # ---- module_dump

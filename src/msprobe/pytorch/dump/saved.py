@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from .entries import TensorEntry, fill, places
 if TYPE_CHECKING:
     from .run import StepRun
 
+_logger = logging.getLogger("msprobe")
+
 
 def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
     """Whether these arguments can be saved; a warning says what is wrong."""
@@ -26,7 +29,10 @@ def check_saved(variable: Any, name: Any, save_backward: Any) -> bool:
     else:
         problem = _unfit(variable)
     if problem:
-        warn_user(f"save() skipped: {problem}.")
+        try:
+            warn_user(f"save() skipped: {problem}.")
+        except UserWarning as warning:  # `python -W error`: it must not end the training
+            _logger.warning("%s", warning)
     return not problem
 
 
