@@ -43,6 +43,21 @@ def speaker() -> Speaker:
 PROMPT = torch.tensor([[1, 2], [3, 4]])
 
 
+def test_range_that_is_not_reached_is_said_once(
+    speaker: Speaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = debugger(tmp_path, level="L1")
+    for new in (2, 1, 8):
+        watcher.start(model=speaker, token_range=[5, 6])
+        speaker.generate(PROMPT, new)
+        watcher.stop()
+        watcher.step()
+    said = [r.message for r in caplog.records if "was not reached" in r.message]
+    assert len(said) == 1
+    assert "[5, 6] was not reached: from start() to stop() the model was called 2 time" in said[0]
+    assert read_dump(tmp_path, 2).data
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("token_range", "lengths"),

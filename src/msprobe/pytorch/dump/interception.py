@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from .module_dump.parts import hookable, named_modules
 from .tokens import Tokens
 from .window import Window
 
+_logger = logging.getLogger("msprobe")
 _WITH_APIS = (Level.L1, Level.MIX)
 
 
@@ -31,6 +33,7 @@ class Interception:
         self.gate = Gate()
         self.focus = Focus(self.gate)
         self._tokens: Tokens | None = None
+        self._has_said_unmet = False
         self._window = Window(self.gate)
         self._works = Works()
         self._builtin = Builtin(self.gate, self._works)
@@ -100,10 +103,15 @@ class Interception:
             self.gate.open = False
             self.focus.end(forgotten=True)
             if self._tokens is not None:
-                self._tokens.end()
+                self._say_unmet(self._tokens.unmet())
                 self._tokens = None
             self._window.close()
         self._works.finish_all()
+
+    def _say_unmet(self, text: str) -> None:
+        if text and not self._has_said_unmet:  # a server may have thousands of short requests
+            self._has_said_unmet = True
+            _logger.warning("%s", text)
 
     def register(self, module: Any, api: Any, prefix: Any, config: DumpConfig) -> None:
         """Add a function of the user's, at once if a window is open."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ from msprobe.errors import UsageError
 from .config import SliceRule
 from .gate import Gate
 from .module_dump.hooks import Hook
-
-_logger = logging.getLogger("msprobe")
 
 
 class Tokens:
@@ -36,14 +33,14 @@ class Tokens:
         """The handle of a hook before all others: what runs inside a token is recorded whole."""
         return model.register_forward_pre_hook(Hook(self), prepend=True)
 
-    def end(self) -> None:
-        """Say it if the first token has not come."""
-        if self._calls <= self._first:
-            _logger.warning(
-                "token_range [%d, %d] was not reached: from start() to stop() the model was called"
-                " %d time(s), so that nothing of it is recorded",
-                self._first, self._last, self._calls,
-            )
+    def unmet(self) -> str:
+        """Why nothing was recorded; empty if the first token has come."""
+        if self._calls > self._first:
+            return ""
+        return (
+            f"token_range [{self._first}, {self._last}] was not reached: from start() to stop() the"
+            f" model was called {self._calls} time(s), so that nothing of it is recorded"
+        )
 
 
 def request_slice(request_id: str | None, scheduled_tokens: Any) -> tuple[SliceRule, ...] | None:
