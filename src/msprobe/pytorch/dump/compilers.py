@@ -187,7 +187,9 @@ class _OpaqueBackward:
     def __get__(self, node: Any, owner: Any = None) -> Any:
         bound = self._original.__get__(node, owner)
         function = None if node is None else node._forward_cls
-        if getattr(function, "__name__", "") != _COMPILED:
-            return bound
-        is_of_torch = function.__module__.startswith(_FUNCTORCH)
-        return silenced(bound, self._thread) if is_of_torch else bound
+        is_compiled = (
+            function is not None
+            and function.__name__ == _COMPILED
+            and function.__module__.startswith(_FUNCTORCH)
+        )
+        return silenced(bound, self._thread) if is_compiled else bound

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from torch import nn
@@ -19,7 +18,6 @@ from .module_dump.parts import hookable, named_modules
 from .tokens import Tokens
 from .window import Window
 
-_logger = logging.getLogger("msprobe")
 _WITH_APIS = (Level.L1, Level.MIX)
 
 
@@ -33,7 +31,6 @@ class Interception:
         self.gate = Gate()
         self.focus = Focus(self.gate)
         self._tokens: Tokens | None = None
-        self._has_said_unmet = False
         self._window = Window(self.gate)
         self._works = Works()
         self._builtin = Builtin(self.gate, self._works)
@@ -95,23 +92,19 @@ class Interception:
         self.gate.open = False
         self._window.close()
 
-    def close(self) -> None:
-        """As `shut`, with an orderly end of what is under way."""
+    def close(self) -> str:
+        """As `shut`, with an orderly end of what is under way. Why no token was recorded, or ""."""
+        unmet = ""
         if self._unseen is not None:
             self._unseen.leave()
         if self._window.is_open:
             self.gate.open = False
             self.focus.end(forgotten=True)
             if self._tokens is not None:
-                self._say_unmet(self._tokens.unmet())
-                self._tokens = None
+                unmet, self._tokens = self._tokens.unmet(), None
             self._window.close()
         self._works.finish_all()
-
-    def _say_unmet(self, text: str) -> None:
-        if text and not self._has_said_unmet:  # a server may have thousands of short requests
-            self._has_said_unmet = True
-            _logger.warning("%s", text)
+        return unmet
 
     def register(self, module: Any, api: Any, prefix: Any, config: DumpConfig) -> None:
         """Add a function of the user's, at once if a window is open."""

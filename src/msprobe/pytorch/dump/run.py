@@ -131,17 +131,13 @@ class StepRun:
         self._keeps_some = False  # the verdict says which
         self.needs_paths = True
         self.describer = None
-        def enough(why: str) -> None:
-            self.coverage.is_whole = False
-            end(why)
-
         self.verdicts = Verdicts(
             is_bad,
             limit,
             only_bad=self.task.only_bad,
             keep=lambda path, tensor: self.keep(path, tensor),  # `forget` changes it
             problem=self.problem,
-            end=enough,
+            end=end,
         )
 
     # ---- describing --------------------------------------------------------------------------

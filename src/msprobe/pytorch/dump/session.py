@@ -120,8 +120,10 @@ class Session:
     @_one_at_a_time
     def stop(self) -> None:
         """Close the window and write what it has collected."""
-        self._interception.close()
+        unmet = self._interception.close()
         self._runs.flush()
+        if unmet:
+            self._say_once(unmet, key="token_range")  # a server has thousands of short requests
 
     @uncompiled()
     @interrupts_wait()
@@ -261,6 +263,8 @@ class Session:
     def _end_collecting(self, why: str) -> None:
         """A task has seen what it was to see. What is installed goes at the next stop()."""
         _logger.warning("%s", why)
+        if self.run is not None:
+            self.run.coverage.is_whole = False
         self.gate.open = False
         self.ended = True
 

@@ -8,7 +8,7 @@ import torch
 
 _parameter = torch.nn.Parameter
 _is_of_transform: Any = torch._C._functorch.is_functorch_wrapped_tensor
-# Of the vmap that autograd itself uses for ``is_grads_batched``; torch >= 2.2
+# Of the vmap that autograd itself uses for ``is_grads_batched``; torch 2.1 can not tell.
 _is_of_autograd: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda _: False)
 
 
